@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.errors import DataError
-from commonweal.synthetic import fedevg
+from commonweal.synthetic import _energy
 from commonweal.synthetic._energy import (
     SCHEDULES,
     contrast,
@@ -149,7 +149,7 @@ def test_training_lowers_the_energy_of_real_rows_against_sampled_ones(
 ) -> None:
     """And with the sign that Algorithm 4.2 prints it would raise it."""
     if printed:
-        monkeypatch.setattr(fedevg, "contrast", lambda real, negative: -contrast(real, negative))
+        monkeypatch.setattr(_energy, "contrast", lambda real, negative: -contrast(real, negative))
     model = task()
     own = digits(clients=1).train
     evg = FedEvg(model, population(clients=1), seed=3, steps=60, batch=32, lr=3e-3)

@@ -27,7 +27,7 @@ from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
 from commonweal.report.pictures import picture
 from commonweal.samplers import Uniform
-from commonweal.synthetic import _fit, _generating, fedevg
+from commonweal.synthetic import _fit
 from run_helpers import Lossy, contents, job, stop_after, without
 from synthetic_helpers import SEED, SMALL, built, digits, population, task
 
@@ -56,8 +56,7 @@ class Counter:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The classifiers that the server has trained."""
     counter = Counter(_fit.fit)
-    monkeypatch.setattr(fedevg, "fit", counter)
-    monkeypatch.setattr(_generating, "fit", counter)
+    monkeypatch.setattr(_fit, "fit", counter)
     return counter.results
 
 

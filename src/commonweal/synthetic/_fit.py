@@ -1,4 +1,4 @@
-"""Training on samples in memory, as the authors' code for synthetic data does it."""
+"""What algorithms for synthetic samples share, and training as the authors' code does it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,13 +6,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.base.errors import DataError
+from commonweal.algorithms.algorithm import Algorithm
+from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.randomness import CLASSIFY, stream
+from commonweal.base.tensors import State
+from commonweal.data.population import Population
+from commonweal.rules.rule import Need, Rule
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.task import Batch, Task
 
 # What the authors' code trains everything with.
 BETAS = (0.5, 0.999)
 WEIGHT_DECAY = 1e-4
+
+
+class Synthetic(Algorithm):
+    """Gives the server labelled samples, on which it trains the classifier that is evaluated."""
+
+    population: Population
+    rule: Rule
+    seed: int
+    batch: int
+    lr: float
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.rule.needs
+
+    @property
+    def epochs_of_classifier(self) -> int:
+        raise NotImplementedError
+
+    def samples(self, state: State) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def before_evaluation(self, state: State) -> State:
+        """Train the server's classifier on the synthetic samples alone."""
+        rng = stream(self.seed, int(state["round"]), 0, CLASSIFY)
+        samples = self.samples(state)
+        w = fit(self.task, *samples, self.epochs_of_classifier, self.batch, self.lr, rng)
+        return state | {"classifier": w}
+
+    def model(self, state: State) -> Tensor:
+        """The server's classifier, as of the last evaluation."""
+        w: Tensor = state["classifier"]
+        return w
+
+    def _check_classes(self) -> None:
+        """Raise ConfigError where the data has no classes."""
+        if self.population.loss != "cross-entropy":
+            name, loss = type(self).__name__.lower(), self.population.loss
+            raise ConfigError(f"{name} needs classes, but the data's loss is {loss!r}")
 
 
 def adam(lr: float) -> Optimizer:

@@ -13,22 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from commonweal.algorithms.algorithm import (
-    Algorithm,
-    Conversation,
-    Group,
-    Request,
-    Sample,
-    TrainingLoss,
-)
+from commonweal.algorithms.algorithm import Conversation, Group, Request, Sample, TrainingLoss
 from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import ConfigError
-from commonweal.base.randomness import BEGIN, CLASSIFY, SAMPLE, stream
+from commonweal.base.randomness import BEGIN, SAMPLE, stream
 from commonweal.base.tensors import State, Tensors
 from commonweal.data.population import Population
-from commonweal.rules.rule import Need, Rule
+from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
-from commonweal.synthetic._fit import BETAS, WEIGHT_DECAY, check_unit, draw_seed, fit
+from commonweal.synthetic._fit import BETAS, WEIGHT_DECAY, Synthetic, check_unit, draw_seed
 from commonweal.training.client import Client
 from commonweal.training.client_state import ClientState
 from commonweal.training.objective import Custom, Objective
@@ -61,11 +54,8 @@ class GeneratorTask(Task):
 
     def call(self, name: str, tensors: Tensors, x: Tensor) -> Tensor:
         """Call one submodule on x, with the tensors of the whole module."""
-        own = {}
-        for path, tensor in tensors.items():
-            first, _, rest = path.partition(".")
-            if first == name:
-                own[rest] = tensor
+        start = f"{name}."
+        own = {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
         submodule = self._training.get_submodule(name)
         result: Tensor = functional_call(submodule, own, (x,), tie_weights=False)
         return result
@@ -91,7 +81,7 @@ class GeneratorClient(Client):
 
 
 @dataclass(frozen=True, eq=False)
-class Generating(Algorithm):
+class Generating(Synthetic):
     """What FedCGAN and FedCVAE share; a subclass builds the generator.
 
     spc: synthetic samples per class; latent: random numbers per row; width: of the first layer
@@ -120,15 +110,12 @@ class Generating(Algorithm):
         self._check_fields("at least 1", "spc", "latent", "width", "epochs", "batch")
         self._check_fields("at least 1", "decay_every", "classifier_epochs")
         self._check_fields("above 0", "lr", "decay", "steps")
-        name = type(self).__name__.lower()
-        loss = self.population.loss
+        self._check_classes()
         shape = self.population.shape
-        if loss != "cross-entropy":
-            raise ConfigError(f"{name} needs classes, but the data's loss is {loss!r}")
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ConfigError(
-                f"{name} makes images (channels, height, width) of at least 4 x 4, "
-                f"but rows are {shape}"
+                f"{type(self).__name__.lower()} makes images (channels, height, width) of at "
+                f"least 4 x 4, but rows are {shape}"
             )
 
     def build(self) -> GeneratorTask:
@@ -163,8 +150,8 @@ class Generating(Algorithm):
         return Averaging(*parts, rounds=self.rounds, seed=self.seed)
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return self.rule.needs
+    def epochs_of_classifier(self) -> int:
+        return self.classifier_epochs
 
     @property
     def training_loss(self) -> TrainingLoss:
@@ -194,23 +181,11 @@ class Generating(Algorithm):
             x = self.client_task.generate(w, y, torch.from_numpy(noise))
         return x, y
 
-    def before_evaluation(self, state: State) -> State:
-        """Train the server's classifier on the synthetic samples alone."""
-        rng = stream(self.seed, int(state["round"]), 0, CLASSIFY)
-        x, y = self.samples(state)
-        w = fit(self.task, x, y, self.classifier_epochs, self.batch, self.lr, rng)
-        return state | {"classifier": w}
-
-    def model(self, state: State) -> Tensor:
-        """The server's classifier, as of the last evaluation."""
-        w: Tensor = state["classifier"]
-        return w
-
 
 def up(inputs: int, shape: tuple[int, ...], width: int) -> nn.Module:
     """From numbers to images in [0, 1]: a linear layer to a quarter of each side, doubled twice."""
     channels, height, across = shape
-    small = (2 * width, _quarter(height), _quarter(across))
+    small = (2 * width, -(-height // 4), -(-across // 4))
     return nn.Sequential(
         nn.Linear(inputs, math.prod(small)),
         nn.Unflatten(1, small),
@@ -227,7 +202,7 @@ def up(inputs: int, shape: tuple[int, ...], width: int) -> nn.Module:
 def down(shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
     """From images to numbers: each side halved twice, then a linear layer."""
     channels, height, across = shape
-    flat = 2 * width * _quarter(height) * _quarter(across)
+    flat = 2 * width * -(-height // 4) * -(-across // 4)
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, 2, 1),
         nn.LeakyReLU(0.2),
@@ -237,8 +212,3 @@ def down(shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(flat, outputs),
     )
-
-
-def _quarter(side: int) -> int:
-    """A side that was halved twice, rounded up."""
-    return -(-side // 4)

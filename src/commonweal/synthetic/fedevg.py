@@ -14,45 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import (
-    Algorithm,
-    Conversation,
-    Group,
-    Outcome,
-    Replies,
-    Request,
-    Sample,
-    decided,
-    keep_finite,
-    setting,
-    unchanged,
-)
+from commonweal.algorithms import algorithm
+from commonweal.algorithms.algorithm import Conversation, Group, Outcome, Replies, Request, Sample
 from commonweal.base.errors import ConfigError, did_you_mean
-from commonweal.base.randomness import BEGIN, CLASSIFY, LANGEVIN, stream
+from commonweal.base.randomness import BEGIN, LANGEVIN, stream
 from commonweal.base.tensors import State, Tensors, stack
 from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.rules.fedavg import FedAvg
-from commonweal.rules.rule import Need, Reports, Rule, decide
-from commonweal.synthetic._energy import (
-    SCHEDULES,
-    UNIT,
-    contrast,
-    energy_gradient,
-    exponentials,
-    langevin,
-    logit,
-    mixture,
-)
-from commonweal.synthetic._fit import (
-    adam,
-    batches,
-    check_unit,
-    draw_seed,
-    fit,
-    normal,
-    scaled,
-)
+from commonweal.rules.rule import Reports, Rule, decide
+from commonweal.synthetic import _energy, _fit
+from commonweal.synthetic._energy import energy_gradient, langevin, logit
+from commonweal.synthetic._fit import Synthetic, draw_seed, normal
 from commonweal.training.client_state import NO_STATE, ClientState
 from commonweal.training.losses import LOSSES
 from commonweal.training.optimizers import step_decay
@@ -77,7 +50,7 @@ PRESETS = {
 
 
 @dataclass(frozen=True, eq=False)
-class FedEvg(Algorithm):
+class FedEvg(Synthetic):
     """x <- clip(x - step grad E(x; all clients) + noise epsilon), E the mixture's energy (eq. 4.14)
 
     preset: whose values unset parameters take where the thesis and its code differ
@@ -138,9 +111,7 @@ class FedEvg(Algorithm):
         if self.preset not in PRESETS:
             hint = did_you_mean(self.preset, PRESETS)
             raise ConfigError(f"fedevg preset = {self.preset!r}: {hint}")
-        if self.population.loss != "cross-entropy":
-            loss = self.population.loss
-            raise ConfigError(f"fedevg needs classes, but the data's loss is {loss!r}")
+        self._check_classes()
         if self.task.size > self.task.num_trainable or self.task.has_dropout:
             raise ConfigError(
                 "fedevg needs one energy per row: use a model without BatchNorm and dropout"
@@ -162,11 +133,11 @@ class FedEvg(Algorithm):
     @property
     def limits(self) -> tuple[float, float]:
         """Where synthetic samples are."""
-        return UNIT if self.bound is None else (-self.bound, self.bound)
+        return _energy.UNIT if self.bound is None else (-self.bound, self.bound)
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return self.rule.needs
+    def epochs_of_classifier(self) -> int:
+        return self.chosen.classifier_epochs
 
     # The server
 
@@ -178,7 +149,7 @@ class FedEvg(Algorithm):
             "x": normal((len(y), *population.shape), rng),  # eq. 4.12
             "y": y,
             "classifier": self.task.initial.clone(),
-            "rule": self.rule.init(setting(population, self.rounds, self.lr)),
+            "rule": self.rule.init(algorithm.setting(population, self.rounds, self.lr)),
         }
 
     def message(self, state: State) -> Tensors:
@@ -192,7 +163,7 @@ class FedEvg(Algorithm):
         """Take one Langevin step on the mixture of the densities of the clients that replied."""
         replies = replies.finite()
         if len(replies.clients) == 0:
-            return unchanged(state, replies)
+            return algorithm.unchanged(state, replies)
         # The rule sees clients' classifiers on their samples, and energy gradients.
         values = replies.values
         reports = Reports(
@@ -209,7 +180,7 @@ class FedEvg(Algorithm):
         following = state | {"round": state["round"] + 1, "rule": decision.state, "x": x}
         # A descent along energy gradients is not one of the clients' losses.
         decision = replace(decision, descent=None)
-        return decided(following, replies, decision, posterior.double().mean(1))
+        return algorithm.decided(following, replies, decision, posterior.double().mean(1))
 
     def move(self, state: State, values: Tensors, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The synthetic samples after a Langevin step, and the clients' weights per row (R, M).
@@ -219,8 +190,8 @@ class FedEvg(Algorithm):
         number = int(state["round"])
         boltzmann = values["boltzmann"]
         if self.energies == "exact":
-            boltzmann = exponentials(boltzmann, weights)
-        grad, posterior = mixture(weights, boltzmann, values["gradient"])
+            boltzmann = _energy.exponentials(boltzmann, weights)
+        grad, posterior = _energy.mixture(weights, boltzmann, values["gradient"])
         epsilon = normal(grad.shape, stream(self.seed, number, 0, LANGEVIN))
         step = self.step(number)
         x = langevin(state["x"], grad, step, self.chosen.noise, epsilon, self.limits)
@@ -229,23 +200,11 @@ class FedEvg(Algorithm):
     def step(self, number: int) -> float:
         """The server's step size in round 1, 2, ..., T."""
         chosen = self.chosen
-        progress = SCHEDULES[chosen.schedule](number, self.rounds)
+        progress = _energy.SCHEDULES[chosen.schedule](number, self.rounds)
         return self.first + (chosen.last - self.first) * progress
 
     def samples(self, state: State) -> tuple[Tensor, Tensor]:
         return state["x"], state["y"]
-
-    def before_evaluation(self, state: State) -> State:
-        """Train the server's classifier on the synthetic samples alone."""
-        rng = stream(self.seed, int(state["round"]), 0, CLASSIFY)
-        epochs = self.chosen.classifier_epochs
-        w = fit(self.task, state["x"], state["y"], epochs, self.batch, self.lr, rng)
-        return state | {"classifier": w}
-
-    def model(self, state: State) -> Tensor:
-        """The server's classifier, as of the last evaluation."""
-        w: Tensor = state["classifier"]
-        return w
 
     # The clients
 
@@ -275,14 +234,14 @@ class FedEvg(Algorithm):
         if not self.personalizes:
             return values, NO_STATE
         trained = {"w": torch.stack(models)}
-        method = keep_finite(group.states.method, trained, values["gradient"])
+        method = algorithm.keep_finite(group.states.method, trained, values["gradient"])
         return values, ClientState(method)
 
     def _answer(
         self, message: Tensors, rows: Rows, w: Tensor, rng: np.random.Generator
     ) -> tuple[Tensors, Tensor]:
         """Train a client's classifier: energies and gradients of the received samples, and w."""
-        x = check_unit(rows.x) if self.bound is None else rows.x
+        x = _fit.check_unit(rows.x) if self.bound is None else rows.x
         w, report = self.train(w, message, x, rows.y, rng)
         energy, grad = energy_gradient(self.task, w, message["x"], message["y"], self.clip)
         # With unbounded energies one client could dominate the mixture (section 4.3.3). Exact ones
@@ -300,13 +259,13 @@ class FedEvg(Algorithm):
         """
         cross_entropy = LOSSES["cross-entropy"]
         round = int(message["round"])
-        optimizer = adam(step_decay(self.lr, self.decay, self.decay_every, round))
+        optimizer = _fit.adam(step_decay(self.lr, self.decay, self.decay_every, round))
         w = w.clone()
         memory = optimizer.memory(w)
         chains, labels = message["x"].clone(), message["y"]
         losses, scores = [], []
-        for index in batches(len(y), self.batch, self.epochs, self.steps, rng):
-            real, own = scaled(x[index]), y[index]
+        for index in _fit.batches(len(y), self.batch, self.epochs, self.steps, rng):
+            real, own = _fit.scaled(x[index]), y[index]
             count = min(len(index), len(labels))
             drawn = torch.from_numpy(rng.choice(len(labels), count, replace=False))
             drawn_labels = labels[drawn]
@@ -318,7 +277,7 @@ class FedEvg(Algorithm):
             of_real, of_anchor, negative = torch.split(outputs, [len(own), count, count])
             real_losses = cross_entropy(of_real, own)
             loss = real_losses.mean() + self.lam * cross_entropy(of_anchor, drawn_labels).mean()
-            loss = loss + contrast(logit(of_real, own), logit(negative, drawn_labels))
+            loss = loss + _energy.contrast(logit(of_real, own), logit(negative, drawn_labels))
             optimizer.step(w, torch.autograd.grad(loss, leaf)[0], memory)
             losses.append(real_losses.detach())
             scores.append(of_real.argmax(1) == own)

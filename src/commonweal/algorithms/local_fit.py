@@ -4,8 +4,6 @@
 stops, fits a linear model, and weighs it against the network.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -27,6 +25,7 @@ NOBODY_LEAVES = (
     "no client takes the global or the fine-tuned model; choosing needs validation samples: set "
     "validation = 0.2 where there are none"
 )
+PAIRS = torch.stack([1 - GRID, GRID], 1)  # (11, 2) weights of two models that are compared
 SMALLEST = 1e-12  # mean loss of a model that is right on all samples
 
 
@@ -75,11 +74,10 @@ def fit(
         if not has_linear(task, group.rows):
             outputs.append(network)
             continue
-        chosen = _linear(task, group.rows.client(i), held)
-        both = torch.stack([network, chosen.outputs])
-        weight = posterior_mean(evidence(task, both, _pairs(), held))
-        everything = group.everything.client(i)
-        linear.append(fit_linear(task, everything, chosen.strength, chosen.model))
+        model, strength, predicted = _linear(task, group.rows.client(i), held)
+        both = torch.stack([network, predicted])
+        weight = posterior_mean(evidence(task, both, PAIRS, held))
+        linear.append(fit_linear(task, group.everything.client(i), strength, model))
         weights.append(weight)
         outputs.append(mix_outputs(task.loss, both, torch.cat([1 - weight, weight])))
     states = states | {"stop": torch.where(goes_on, 0.0, (FURTHER * best).ceil())}
@@ -94,34 +92,25 @@ def outputs_of(task: Task, w: Tensor, rows: Rows) -> Tensor:
         return task.raw_outputs(w.to(rows.device), rows.inputs[:]).cpu()
 
 
-class _Linear(NamedTuple):
-    """A linear model (p,), its strength, and its outputs (N, ...) for what is held out."""
+def _linear(task: Task, rows: Rows, held: Rows) -> tuple[Tensor, float, Tensor]:
+    """The linear model (p,) of the strength after which the loss on what is held out grows.
 
-    model: Tensor
-    strength: float
-    outputs: Tensor
-
-
-def _linear(task: Task, rows: Rows, held: Rows) -> _Linear:
-    """The linear model of the strength after which the loss on what is held out grows."""
+    Returns:
+        The model, its strength, and its outputs (N, ...) for what is held out.
+    """
     x = task.ready_tensor(held.x.cpu())
-    best: _Linear | None = None
+    best: tuple[Tensor, float, Tensor] | None = None
     least = torch.inf
     for strength in STRENGTHS:
-        model = fit_linear(task, rows, strength, None if best is None else best.model)
+        model = fit_linear(task, rows, strength, None if best is None else best[0])
         outputs = linear_outputs(model, x)
         loss = float(_loss_sums(task, outputs[None], torch.ones(1, 1), held))
         if best is not None and not loss < least:
             break
-        best = _Linear(model, strength, outputs)
+        best = model, strength, outputs
         least = loss
     assert best is not None
     return best
-
-
-def _pairs() -> Tensor:
-    """The weights (11, 2) of two models that are compared."""
-    return torch.stack([1 - GRID, GRID], 1)
 
 
 def evidence(task: Task, outputs: Tensor, weights: Tensor, rows: Rows) -> Tensor:

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from copy import deepcopy
-from queue import SimpleQueue
 
 import torch
 
@@ -26,40 +24,34 @@ def answer(algorithm: Algorithm, request: Request, group: Group) -> Answer:
     return replies, NO_STATE if states is group.states else states
 
 
-class Workers:
-    """Threads that answer a request, each with a copy of the algorithm.
+def answers_in_threads(
+    copies: list[Algorithm], request: Request, groups: Iterator[Group], count: int
+) -> Iterator[Answer]:
+    """The answers of groups in their order. Few groups are prepared before they are needed.
 
-    Two threads cannot run one module at a time, as its parameters are replaced for a call.
+    Args:
+        copies: The algorithm, once for each thread: two threads cannot run one module at a time,
+            as its parameters are replaced for a call.
+        request: What is asked.
+        groups: Who is asked.
+        count: Of threads.
     """
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
-        self._copies: SimpleQueue[Algorithm] = SimpleQueue()  # those that no thread uses
-        self._made = 0
-
-    def answers(self, request: Request, groups: Iterator[Group], count: int) -> Iterator[Answer]:
-        """The answers of groups in their order, by `count` threads.
-
-        Few groups are prepared before they are needed.
-        """
-        for _ in range(self._made, count):
-            self._copies.put(deepcopy(self._algorithm))
-        self._made = max(self._made, count)
-        pending: deque[Future[Answer]] = deque()
-        with _pool(count) as pool:
-            for group in groups:
-                pending.append(pool.submit(self._answer, request, group))
-                if len(pending) > count:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-
-    def _answer(self, request: Request, group: Group) -> Answer:
-        algorithm = self._copies.get()
+    def work(group: Group) -> Answer:
+        algorithm = copies.pop()
         try:
             return answer(algorithm, request, group)
         finally:
-            self._copies.put(algorithm)
+            copies.append(algorithm)
+
+    pending: deque[Future[Answer]] = deque()
+    with _pool(count) as pool:
+        for group in groups:
+            pending.append(pool.submit(work, group))
+            if len(pending) > count:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 @contextmanager

@@ -25,21 +25,14 @@ from torch import Tensor
 import commonweal
 from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base import errors
+from commonweal.base import tensors as named
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RankError
 from commonweal.base.files import digest
 from commonweal.base.plain import Table
-from commonweal.base.tensors import (
-    State,
-    Tensors,
-    concatenate,
-    flatten,
-    move,
-    select,
-    unflatten,
-)
+from commonweal.base.tensors import State, Tensors, flatten, unflatten
 from commonweal.data.federation import Federation
 from commonweal.engines import wire
-from commonweal.engines.simulator import Simulator
+from commonweal.engines.simulator import Simulator, place
 from commonweal.engines.wire import DisconnectedError, Parcel
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
@@ -165,16 +158,19 @@ class Ranks(Simulator):
 
     def _check_alike(self, about: dict[str, str]) -> None:
         """Raise an error where another rank has other samples, files or versions."""
-        described = []
         with self._watching():
-            for rank in range(1, self.ranks):
-                described.append(wire.receive(rank).header)
+            described = [wire.receive(rank).header for rank in range(1, self.ranks)]
         for rank, other in enumerate(described, 1):
-            self._names[rank] = f"rank {rank} on {other['host']}"
-        for name, other in zip(self._names[1:], described, strict=True):
-            for key in ("commonweal", "torch", *REMEDIES):
+            name = self._names[rank] = f"rank {rank} on {other['host']}"
+            for key in ("commonweal", "torch"):
                 if other[key] != about[key]:
-                    _differs(name, key, str(other[key]), about[key])
+                    versions = f"{key} {other[key]}, rank 0 {about[key]}"
+                    raise ConfigError(f"{name} has {versions}: install the same version")
+            for key, remedy in REMEDIES.items():
+                if other[key] != about[key]:
+                    kind = DataError if key == "samples" else ConfigError
+                    digests = f"digests {other[key]} and {about[key]}"
+                    raise kind(f"{name} has other {key} than rank 0 ({digests}): {remedy}")
 
     def _end(self) -> None:
         """Tell the others that the run is over."""
@@ -213,7 +209,8 @@ class Ranks(Simulator):
         question = Parcel({"do": "collect", "purpose": request.purpose}, tensors)
         values: Tensors = {}
         for rank, answer in self._ask(algorithm, question, request.clients):
-            _put(values, _within("reply/", answer), owner == rank)
+            positions = (owner == rank).nonzero().flatten()
+            place(values, _within("reply/", answer), positions, len(owner))
             for client, state in unflatten(_within("state/", answer)).items():
                 self.states.put(int(client), ClientState.read(state), self._round)
             del answer  # before the next one comes
@@ -250,15 +247,11 @@ class Ranks(Simulator):
             tensors = {"owner": owner, "clients": ids, **flatten({"message": message})}
             question = Parcel({"do": "personal", "part": part}, tensors)
             for _, answer in self._ask(algorithm, question, ids):
-                yield (
-                    answer["ids"],
-                    Evaluation(
-                        losses=answer["losses"],
-                        scores=_within("score/", answer),
-                        sizes=answer["sizes"],
-                        partners=answer.get("partners"),
-                    ),
+                scores, partners = _within("score/", answer), answer.get("partners")
+                evaluation = Evaluation(
+                    answer["losses"], scores, answer["sizes"], partners=partners
                 )
+                yield answer["ids"], evaluation
 
     def _ask(
         self, algorithm: Algorithm, question: Parcel, lent: Tensor | None = None
@@ -350,7 +343,7 @@ class Ranks(Simulator):
         clients = tensors["clients"][mine]
         if header["do"] == "personal":
             return self._evaluate_clients(algorithm, message, str(header["part"]), clients)
-        each = select(_within("each/", tensors), mine)
+        each = named.select(_within("each/", tensors), mine)
         request = Request(clients, message, str(header["purpose"]), each)
         replies = super().collect(algorithm, request)
         return flatten({"reply": replies.values, "state": self._lent.changed})
@@ -360,21 +353,20 @@ class Ranks(Simulator):
         rows = self._on_device(part)
         chosen = list(compress(passes(task, rows), mine.tolist()))
         losses, stats = evaluate_rows(task, w, rows, parts=chosen)
-        return flatten({"losses": losses.cpu(), "stats": move(stats, "cpu")})
+        return flatten({"losses": losses.cpu(), "stats": named.move(stats, "cpu")})
 
     def _evaluate_clients(
         self, algorithm: Algorithm, message: Tensors, part: str, clients: Tensor
     ) -> Tensors:
         """The evaluation of what these clients use."""
         parts = []
-        for ids in self._model_groups(algorithm, part, clients.tolist()):
-            evaluation = self._evaluate_own(algorithm, message, part, ids)
+        for ids, evaluation in self._evaluate_own(algorithm, message, part, clients.tolist()):
             values = flatten({"score": evaluation.scores})
             values |= {"ids": ids, "losses": evaluation.losses, "sizes": evaluation.sizes}
             if evaluation.partners is not None:
                 values["partners"] = evaluation.partners
-            parts.append(move(values, "cpu"))
-        return concatenate(parts)
+            parts.append(named.move(values, "cpu"))
+        return named.concatenate(parts)
 
 
 def _owners(units: Sequence[Tensor], sizes: Tensor, ranks: int) -> Tensor:
@@ -386,25 +378,9 @@ def _owners(units: Sequence[Tensor], sizes: Tensor, ranks: int) -> Tensor:
     return owner
 
 
-def _put(values: Tensors, replies: Tensors, clients: Tensor) -> None:
-    """Write the replies of some clients, a mask (S,), to their places among those of all."""
-    for name, value in replies.items():
-        if name not in values:
-            values[name] = value.new_empty(len(clients), *value.shape[1:])
-        values[name].index_copy_(0, clients.nonzero().flatten(), value)
-
-
 def _within(prefix: str, tensors: Tensors) -> Tensors:
     """Those tensors whose names begin so, without the prefix."""
     return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
-
-
-def _differs(name: str, key: str, other: str, own: str) -> NoReturn:
-    """Raise the error for a rank that has something else than rank 0."""
-    if key in ("commonweal", "torch"):
-        raise ConfigError(f"{name} has {key} {other}, rank 0 {own}: install the same version")
-    kind = DataError if key == "samples" else ConfigError
-    raise kind(f"{name} has other {key} than rank 0 (digests {other} and {own}): {REMEDIES[key]}")
 
 
 def _in_main_thread() -> bool:

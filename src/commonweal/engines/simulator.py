@@ -7,6 +7,7 @@ the model, so that it is the same on every machine; the record of a run states i
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -22,7 +23,7 @@ from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, sampled
-from commonweal.engines._workers import Answer, Workers, answer
+from commonweal.engines._workers import Answer, answer, answers_in_threads
 from commonweal.engines.engine import LocalEngine, sample_parts
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
@@ -79,7 +80,7 @@ class Simulator(LocalEngine):
         keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
         self._stateless: dict[Algorithm, bool] = {}
-        self._workers: dict[Algorithm, Workers] = {}
+        self._copies: dict[Algorithm, list[Algorithm]] = {}  # one for each thread
 
     # How clients are computed
 
@@ -94,17 +95,15 @@ class Simulator(LocalEngine):
         if task not in self._decisions:
             check_fit(algorithm.task, self.federation)
             undefined_clients(algorithm.task, self.federation)
-            self._decisions[task] = self._decide(task)
+            mode, why = self._preferred(task)
+            problem = "" if mode == "loop" else _vmap_problem(task, self.federation)
+            if problem:
+                mode = "loop"
+                why = f"the model cannot be run for several clients at once ({problem})"
+            self._decisions[task] = mode, why
         if algorithm.one_by_one:
             return "loop", "the algorithm runs one client at a time"
         return self._decisions[task]
-
-    def _decide(self, task: Task) -> tuple[str, str]:
-        mode, why = self._preferred(task)
-        problem = "" if mode == "loop" else _vmap_problem(task, self.federation)
-        if problem:
-            return "loop", f"the model cannot be run for several clients at once ({problem})"
-        return mode, why
 
     def _preferred(self, task: Task) -> tuple[str, str]:
         draws = task.draws_inside(self.federation.train.inputs)
@@ -127,8 +126,7 @@ class Simulator(LocalEngine):
 
     def _vectorizer(self, algorithm: Algorithm) -> Vectorize:
         """How the functions of one client are run for a group."""
-        loop = self.decision(algorithm)[0] == "loop"
-        return single if loop else vmap_clients
+        return single if self.decision(algorithm)[0] == "loop" else vmap_clients
 
     # Messages
 
@@ -147,10 +145,7 @@ class Simulator(LocalEngine):
                 self.states.put(client, states.row(k, copy=alone), round)
             if len(parts) == 1:
                 return Replies(request.clients, replies)
-            for name, value in replies.items():
-                if name not in values:
-                    values[name] = value.new_empty(len(request.clients), *value.shape[1:])
-                values[name].index_copy_(0, positions, value)
+            place(values, replies, positions, len(request.clients))
         return Replies(request.clients, values)
 
     def _group(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Group:
@@ -159,6 +154,7 @@ class Simulator(LocalEngine):
         round = int(request.message["round"])
         purpose = randomness.purpose(request.purpose)
         keys = [self.population.key(client) for client in ids.tolist()]
+        parts = sample_parts(algorithm, self.federation.validation is not None)
         return Group(
             ids=ids,
             states=self._states(algorithm, ids),
@@ -166,13 +162,8 @@ class Simulator(LocalEngine):
             vectorize=self._vectorizer(algorithm),
             each=select(request.each, positions),
             at_once=None if self.vectorize == "vmap" else self.chunk,
-            **self._rows(algorithm),
+            **{name: self._on_device(part) for name, part in parts.items()},
         )
-
-    def _rows(self, algorithm: Algorithm) -> dict[str, Rows]:
-        """The samples that clients train on, and those that a method holds out from them."""
-        parts = sample_parts(algorithm, self.federation.validation is not None)
-        return {name: self._on_device(part) for name, part in parts.items()}
 
     def _inner(self) -> Federation:
         """The federation with a part of the training samples held out."""
@@ -189,9 +180,10 @@ class Simulator(LocalEngine):
         workers = min(count, torch.get_num_threads())
         if workers == 1 or not self._takes_threads(algorithm):
             return (answer(algorithm, request, group) for group in groups)
-        if algorithm not in self._workers:
-            self._workers[algorithm] = Workers(algorithm)
-        return self._workers[algorithm].answers(request, groups, workers)
+        copies = self._copies.setdefault(algorithm, [])
+        while len(copies) < workers:
+            copies.append(deepcopy(algorithm))
+        return answers_in_threads(copies, request, groups, workers)
 
     def _takes_threads(self, algorithm: Algorithm) -> bool:
         """Whether clients that are computed one by one may be so in threads.
@@ -265,16 +257,17 @@ class Simulator(LocalEngine):
         self, algorithm: Algorithm, message: Tensors, part: str
     ) -> Iterator[tuple[Tensor, Evaluation]]:
         """Yield clients that have taken part, with the evaluation of what they use."""
-        for ids in self._model_groups(algorithm, part, self.states):
-            yield ids, self._evaluate_own(algorithm, message, part, ids)
+        return self._evaluate_own(algorithm, message, part, self.states)
 
     def _evaluate_own(
-        self, algorithm: Algorithm, message: Tensors, part: str, ids: Tensor
-    ) -> Evaluation:
-        """Evaluate what these clients use."""
-        uses = self._uses(ids, lambda own: algorithm.uses(message, own))
+        self, algorithm: Algorithm, message: Tensors, part: str, clients: Iterable[int]
+    ) -> Iterator[tuple[Tensor, Evaluation]]:
+        """Evaluate what some clients use, in groups that memory holds."""
         rows = self._on_device(part)
-        return evaluate_models(algorithm.task, uses, rows, ids, self._vectorizer(algorithm))
+        for ids in self._model_groups(algorithm, part, clients):
+            uses = self._uses(ids, lambda own: algorithm.uses(message, own))
+            vectorize = self._vectorizer(algorithm)
+            yield ids, evaluate_models(algorithm.task, uses, rows, ids, vectorize)
 
     def models(
         self, algorithm: Algorithm, own: Callable[[ClientState], Uses], part: str = "test"
@@ -300,18 +293,17 @@ class Simulator(LocalEngine):
         return torch.split(ids, at_once * times)
 
     def _part(self, part: str) -> Rows:
-        held_out = self.federation.held_out
-        parts = {
-            "train": self.federation.train,
-            "test": self.federation.test,
-            "validation": self.federation.validation,
-            "everything": self.federation.undivided,
+        federation = self._inner() if part in ("kept", "held") else self.federation
+        held_out = federation.held_out
+        rows = {
+            "train": federation.train,
+            "kept": federation.train,
+            "test": federation.test,
+            "validation": federation.validation,
+            "held": federation.validation,
+            "everything": federation.undivided,
             "unseen": None if held_out is None else held_out.rows,
-        }
-        if part in ("kept", "held"):
-            inner = self._inner()
-            parts |= {"kept": inner.train, "held": inner.validation}
-        rows = parts[part]
+        }[part]
         if rows is None:
             raise ConfigError(f"the federation has no {part} rows: set {part} = 0.2")
         return rows
@@ -354,6 +346,14 @@ class Simulator(LocalEngine):
             for tensor in (*sampled(part.inputs), part.y, part.offsets):
                 digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def place(values: Tensors, replies: Tensors, positions: Tensor, clients: int) -> None:
+    """Write the replies of some clients to their positions among those of all."""
+    for name, value in replies.items():
+        if name not in values:
+            values[name] = value.new_empty(clients, *value.shape[1:])
+        values[name].index_copy_(0, positions, value)
 
 
 def _has_large_layers(task: Task) -> bool:

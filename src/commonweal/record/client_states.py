@@ -165,11 +165,9 @@ class ClientStates(Mapping[int, ClientState], StateStore):
         self.folder = folder
         self._durable = True
         inside = saved.get("client_states", {})
-        if not isinstance(inside, dict) or not all(_is_number(client) for client in inside):
-            refuse("client_states are not by client")
-        for client, state in inside.items():
-            if not isinstance(state, dict):
-                refuse(f"client_states/{client} is a tensor")
+        for client, state in inside.items() if isinstance(inside, dict) else [("", inside)]:
+            if not client.isascii() or not client.isdecimal() or not isinstance(state, dict):
+                refuse(f"client_states/{client} is not the state of a client")
             self._hold(int(client), ClientState.read(state))
         for client, round in saved_rounds(saved):
             path = StateFiles(folder).path(client, round)
@@ -178,8 +176,10 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             self._rounds[client] = round
             self._files[client] = path
         self._saved = set(self._files.values())
-        if resume:
-            self._remove_unsaved()
+        # Files of rounds after the checkpoint: the rounds will be computed again.
+        for path in set(folder.glob("*.safetensors*")) - self._saved if resume else ():
+            if re.fullmatch(OURS, path.name) and path.is_file():
+                path.unlink()
 
     def expect(self, expected: ClientState) -> None:
         """Check that states are like one of this experiment, or raise RunError.
@@ -203,12 +203,6 @@ class ClientStates(Mapping[int, ClientState], StateStore):
                 refuse(f"{place} has {sorted(state.method)}, not {sorted(self._expected.method)}")
         return state
 
-    def _remove_unsaved(self) -> None:
-        """Delete state files of rounds after the checkpoint: they will be computed again."""
-        for path in set(self.folder.glob("*.safetensors*") if self.folder else ()) - self._saved:
-            if re.fullmatch(OURS, path.name) and path.is_file():
-                path.unlink()
-
     @property
     def _large(self) -> bool:
         """Decided by the size of all clients' states, so that it never changes during a run."""
@@ -218,7 +212,9 @@ class ClientStates(Mapping[int, ClientState], StateStore):
     def _commit(self) -> None:
         for client, state in self._pending.items():
             self._rounds[client] = self._round
-            self._discard_file(client)
+            outdated = self._files.pop(client, None)
+            if outdated is not None and outdated not in self._saved:
+                outdated.unlink(missing_ok=True)
             full = self._bytes + state.num_bytes > self.memory
             if full and client not in self._in_memory:
                 self._write(client, state)
@@ -231,12 +227,6 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             self._bytes += state.num_bytes
         self._in_memory[client] = state
         self._rounds.setdefault(client, 0)
-
-    def _discard_file(self, client: int) -> None:
-        """Forget a client's outdated file; delete it unless the last checkpoint needs it."""
-        old = self._files.pop(client, None)
-        if old is not None and old not in self._saved:
-            old.unlink(missing_ok=True)
 
     def _write(self, client: int, state: ClientState) -> None:
         if self.folder is None:
@@ -257,10 +247,6 @@ def saved_rounds(saved: State) -> list[tuple[int, int]]:
     if not is_numbers or named.shape[1] != 2 or bool((named < 0).any()):
         refuse("client_rounds are not pairs of numbers")
     return [(client, round) for client, round in named.tolist()]
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
 
 
 def read_state(path: Path) -> ClientState:

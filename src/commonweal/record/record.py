@@ -25,7 +25,7 @@ from commonweal.config import catalog
 from commonweal.config.experiment import part_name, renamed, title_of
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.record.artifacts import MODEL, read_model, read_preprocessing, read_samples
-from commonweal.record.columns import Array
+from commonweal.record.columns import Columns
 from commonweal.record.facts import RunFacts, TaskFacts, read_facts
 from commonweal.record.rounds import (
     VALUES,
@@ -308,16 +308,14 @@ class Record(Outline):
         A pandas DataFrame, or a polars one; where neither is installed, a dict of lists. NaN where
         a round has no such column.
         """
-        parts: list[dict[str, Array]] = []
+        parts: list[Columns] = []
         names: dict[str, None] = {}  # of all columns, in the order in which they appear
         for stored in self.evaluated:
             table = self.table(stored, "test")
             if table is not None:
-                numbers = np.full(len(table.names), stored.number)
-                part: dict[str, Array] = {"round": numbers}
+                part: Columns = {"round": np.full(len(table.names), stored.number)}
                 part["client"] = np.array(table.names, object)
-                for name, column in table.columns().items():
-                    part[name] = column.numpy()
+                part |= {name: column.numpy() for name, column in table.columns().items()}
                 names |= dict.fromkeys(part)
                 parts.append(part)
         columns = {}

@@ -16,16 +16,7 @@ def simulate(
     deterministic: bool = False,
     ranks: bool = False,
 ) -> LocalEngine:
-    """An engine that runs the clients of a federation in this process, or in those of torchrun.
-
-    Args:
-        federation: the clients and their samples
-        seed: of all random numbers that clients draw
-        vectorize: how clients are computed: "auto", "vmap", "chunked" or "loop"
-        device: where clients compute
-        deterministic: whether clients are grouped alike in one process and in several
-        ranks: whether the processes of torchrun share the clients
-    """
+    """An engine that runs the clients of a federation, alone or with the ranks of torchrun."""
     if not ranks:
         return Simulator(federation, seed, vectorize, device=device, deterministic=deterministic)
     from commonweal.engines.ranks import Ranks  # torch.distributed takes time to import

@@ -5,7 +5,8 @@ and one more for each large tensor, which is sent from where it is.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TYPES = {str(kind).removeprefix("torch."): kind for kind in (*FLOATS, *INTEGERS)}
 
-Carry = Callable[[Tensor], None]  # sends the bytes of a tensor, or fills it with what arrives
+Carry = Callable[[Tensor], object]  # sends the bytes of a tensor, or fills it with what arrives
 
 
 class DisconnectedError(Exception):
@@ -47,30 +48,30 @@ class Parcel(NamedTuple):
 
 def send(parcel: Parcel, rank: int) -> None:
     """Send a parcel to a process."""
-    _give(parcel, lambda data: _guarded(lambda: dist.send(data, rank), rank))
+    with _guarded(rank):
+        _give(parcel, lambda data: dist.send(data, rank))
 
 
 def receive(rank: int) -> Parcel:
     """Wait for a parcel of a process."""
-    return _take(lambda data: _guarded(lambda: dist.recv(data, rank), rank))
+    with _guarded(rank):
+        return _take(lambda data: dist.recv(data, rank))
 
 
 def broadcast(parcel: Parcel | None = None) -> Parcel:
     """Rank 0 gives a parcel to all others, which call this without one. Returns the parcel."""
-
-    def carry(data: Tensor) -> None:
-        _guarded(lambda: dist.broadcast(data, 0), None if parcel is not None else 0)
-
-    if parcel is None:
-        return _take(carry)
-    _give(parcel, carry)
+    with _guarded(0 if parcel is None else None):
+        if parcel is None:
+            return _take(lambda data: dist.broadcast(data, 0))
+        _give(parcel, lambda data: dist.broadcast(data, 0))
     return parcel
 
 
-def _guarded(transfer: Callable[[], object], rank: int | None) -> None:
-    """Transfer something. Raises DisconnectedError where the other process is gone."""
+@contextmanager
+def _guarded(rank: int | None) -> Iterator[None]:
+    """Raise DisconnectedError where the other process is gone during a transfer."""
     try:
-        transfer()
+        yield
     except RuntimeError as error:
         # Without the place in the source, and without advice for programmers.
         reason = str(error).partition("] ")[2].partition(". ")[0] or str(error)

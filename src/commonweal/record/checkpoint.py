@@ -83,12 +83,12 @@ def matching(initial: State, saved: State, where: str, clients: int = 0) -> Stat
 
 
 def _alike(initial: Tensor, saved: Tensor, clients: int) -> bool:
-    """Whether a saved tensor can be what this one became."""
+    """Whether a saved tensor can be what this one became.
+
+    A dimension over clients has the population's size of when it was saved, which may be smaller or
+    larger than today's; one that begins empty has any.
+    """
     if saved.dtype != initial.dtype or saved.ndim != initial.ndim:
         return False
-    # A dimension over clients has the population's size of when it was saved, which may be smaller
-    # or larger than today's; one that begins empty has any.
-    return all(
-        now == then or then == 0 or (then == clients and now > 0)
-        for now, then in zip(saved.shape, initial.shape, strict=True)
-    )
+    sizes = zip(saved.shape, initial.shape, strict=True)
+    return all(now == then or then == 0 or (then == clients and now > 0) for now, then in sizes)

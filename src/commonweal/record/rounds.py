@@ -298,8 +298,10 @@ class StoredRound(RoundRecord):
     def table(self, part: Part) -> tuple[tuple[str, ...], Columns] | None:
         """Names and columns of the evaluation on test samples, or of clients that are held out."""
         start = f"{part}."
-        named = sorted(item for item in self.columns().items() if item[0].startswith(start))
-        columns = {name.removeprefix(start): values for name, values in named}
+        columns = {}
+        for name, values in sorted(self.columns().items()):
+            if name.startswith(start):
+                columns[name.removeprefix(start)] = values
         if not columns:
             return None
         return self._named(columns.pop("client")), columns
@@ -427,26 +429,18 @@ def last_round(folder: Path) -> Progress:
     return Progress(number, {})
 
 
-def tail(folder: Path) -> int:
-    """Where the first of the last rounds begins in rounds.jsonl: they are some megabytes."""
-    path = folder / ROUNDS
-    try:
-        begin = max(0, path.stat().st_size - BUFFER)
-        first = next(whole_lines(path, begin), b"") if begin else b""
-    except OSError:
-        return 0
-    return begin + len(first)
+def tail(path: Path, size: int = BUFFER) -> int:
+    """Where the first of the lines in the last bytes of a file begins; at least one is there."""
+    end = path.stat().st_size if path.exists() else 0
+    while size < end:
+        lines = whole_lines(path, end - size)
+        first = next(lines, b"")  # it may have begun before
+        if next(lines, b""):
+            return end - size + len(first)
+        size *= 4
+    return 0
 
 
 def last_lines(path: Path) -> list[bytes]:
     """The complete lines in the last bytes of a file, at least one where there is one."""
-    if not path.exists():
-        return []
-    end = path.stat().st_size
-    size = TAIL
-    while size < end:
-        lines = list(whole_lines(path, end - size))[1:]  # the first one may have begun before
-        if lines:
-            return lines
-        size *= 4
-    return list(whole_lines(path))
+    return list(whole_lines(path, tail(path, TAIL)))

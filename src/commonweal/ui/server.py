@@ -261,7 +261,7 @@ def _follow(root: Path, request: Request) -> Response:
 
 async def _events(folder: Path) -> AsyncIterator[str]:
     """New rounds as server-sent events, after some of the last, until the run is finished."""
-    offset = await run_in_threadpool(tail, folder)
+    offset = await run_in_threadpool(tail, folder / "rounds.jsonl")
     while True:
         finished = (folder / "model.safetensors").exists()
         path = folder / "rounds.jsonl"

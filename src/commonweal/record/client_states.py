@@ -165,9 +165,13 @@ class ClientStates(Mapping[int, ClientState], StateStore):
         self.folder = folder
         self._durable = True
         inside = saved.get("client_states", {})
-        for client, state in inside.items() if isinstance(inside, dict) else [("", inside)]:
-            if not client.isascii() or not client.isdecimal() or not isinstance(state, dict):
-                refuse(f"client_states/{client} is not the state of a client")
+        if not isinstance(inside, dict):
+            refuse("client_states are not by client")
+        for client, state in inside.items():
+            if not client.isascii() or not client.isdecimal():
+                refuse("client_states are not by client")
+            if not isinstance(state, dict):
+                refuse(f"client_states/{client} is a tensor")
             self._hold(int(client), ClientState.read(state))
         for client, round in saved_rounds(saved):
             path = StateFiles(folder).path(client, round)

@@ -87,7 +87,8 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
     def received(message: Message, context: Context) -> tuple[Node, Schema, RequestKey]:
         node = opened(context)
         records = message.content.config_records
-        return node, Schema.read(records["setting"]), parsed(RequestKey, records["request"])
+        key = parsed(RequestKey, records["request"])
+        return node, node.setting(key.run, records.get("setting")), key
 
     @app.query()
     def query(message: Message, context: Context) -> Message:

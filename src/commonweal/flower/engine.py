@@ -16,20 +16,9 @@ from commonweal.base.errors import DataError, RunError
 from commonweal.base.tensors import State, Tensors, concatenate, select
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.engines.engine import Engine
+from commonweal.flower import messages
 from commonweal.flower.directory import NodeKeys
-from commonweal.flower.messages import (
-    POLL,
-    PULL,
-    SLACK,
-    Answers,
-    logger,
-    node_keys,
-    only_arrays,
-    settings_of,
-    to_record,
-    to_tensors,
-    wait_for_nodes,
-)
+from commonweal.flower.messages import Answers, logger, to_record, to_tensors
 from commonweal.flower.node import RequestKey, Schema, agreed, fits, joined, to_settings
 from commonweal.flower.replies import check_reply, evaluated, gathered, unusual
 from commonweal.flower.reports import Problem, listed
@@ -74,6 +63,7 @@ class FlowerEngine(Engine, StateStore):
         self.step = 0
         self._preprocessing = preprocessing
         self._setting: Schema | None = None  # known once the clients at the start are
+        self._informed: set[int] = set()  # nodes that have the run's setting
         self._warned: set[int] = set()
         self._asked: dict[str, Message] = {}  # queries without an answer
         self._asked_at: dict[int, float] = {}  # nodes, and when each was asked last
@@ -98,7 +88,9 @@ class FlowerEngine(Engine, StateStore):
         deadline = time.monotonic() + wait
         last = time.monotonic() + max(wait, self.timeout)
         while True:
-            connected = wait_for_nodes(self.grid, nodes, max(0.0, deadline - time.monotonic()))
+            connected = messages.wait_for_nodes(
+                self.grid, nodes, max(0.0, deadline - time.monotonic())
+            )
             self._look(max(wait, self.timeout))
             late = time.monotonic() >= last
             if len(self.clients) >= nodes and (late or not self._asked):
@@ -112,7 +104,7 @@ class FlowerEngine(Engine, StateStore):
                     f"{len(self.clients)} of {len(connected)} connected nodes can take part, but "
                     f"{nodes} are needed ({'; '.join(reasons)})"
                 )
-            time.sleep(PULL if self._asked else POLL)
+            time.sleep(messages.PULL if self._asked else messages.POLL)
 
     def _look(self, patience: float) -> None:
         """Ask nodes that are not known yet which client they are. Nobody is waited for.
@@ -130,7 +122,7 @@ class FlowerEngine(Engine, StateStore):
             if node in settled or now >= self._asked_at[node] + patience:
                 del self._asked[key]
         queries = [
-            Message(_query("schema"), node, MessageType.QUERY, ttl=patience + SLACK)
+            Message(_query("schema"), node, MessageType.QUERY, ttl=patience + messages.SLACK)
             for node in connected
             if node not in settled and now >= self._asked_at.get(node, -AGAIN) + AGAIN
         ]
@@ -149,7 +141,7 @@ class FlowerEngine(Engine, StateStore):
         problem = answers.failed.get(node)
         try:
             if problem is None:
-                self._admit(node, Schema.read(settings_of(answers.contents[node])))
+                self._admit(node, Schema.read(messages.settings_of(answers.contents[node])))
                 return
         except DataError as error:
             problem = Problem(str(error))
@@ -162,7 +154,7 @@ class FlowerEngine(Engine, StateStore):
     def _admit(self, node: int, schema: Schema) -> None:
         """Add a client, or give one that was away its new node."""
         if self.bind_names:
-            self.keys.bind(schema.name, node_keys(self.grid).get(node))
+            self.keys.bind(schema.name, messages.node_keys(self.grid).get(node))
         other = self.nodes.get(schema.name)
         if other is not None and other in set(self.grid.get_node_ids()):
             raise DataError(f"its client {schema.name!r} is already at node {other}")
@@ -185,7 +177,7 @@ class FlowerEngine(Engine, StateStore):
 
     def _exchange(self, contents: Mapping[int, RecordDict], kind: str) -> Answers:
         """Send to several nodes at once and wait for the replies, at most `timeout` seconds."""
-        ttl = self.timeout + SLACK
+        ttl = self.timeout + messages.SLACK
         sent = [Message(content, node, kind, ttl=ttl) for node, content in contents.items()]
         waiting = {key for key in self.grid.push_messages(sent) if key}
         deadline = time.monotonic() + self.timeout
@@ -198,27 +190,33 @@ class FlowerEngine(Engine, StateStore):
             if left <= 0:
                 break
             if waiting:
-                time.sleep(min(PULL, left))
+                time.sleep(min(messages.PULL, left))
         return Answers(sent, replies, f"within {self.timeout:g} s")
 
     def _ask(self, contents: Mapping[str, RecordDict], kind: str) -> Answers:
-        """Ask clients by name. Those whose node is away are not waited for."""
-        connected = set(self.grid.get_node_ids())
-        messages = {self.nodes[name]: content for name, content in contents.items()}
-        away = messages.keys() - connected
+        """Ask clients by name. Those whose node is away are not waited for.
+
+        A node gets the run's setting with the first message that it answers, and again after a
+        failure, since a node that was started elsewhere does not have it.
+        """
+        assert self._setting is not None
+        by_node = {self.nodes[name]: content for name, content in contents.items()}
+        away = by_node.keys() - set(self.grid.get_node_ids())
         for node in away:
-            del messages[node]
-        answers = self._exchange(messages, kind)
+            del by_node[node]
+        for node in by_node.keys() - self._informed:
+            setting = ConfigRecord(to_settings(self._setting))
+            by_node[node] = RecordDict({**by_node[node], "setting": setting})
+        answers = self._exchange(by_node, kind)
         answers.failed |= dict.fromkeys(away, AWAY)
+        self._informed = (self._informed | answers.contents.keys()) - answers.failed.keys()
         return answers
 
     def _content(self, message: Tensors, purpose: str) -> RecordDict:
-        """A message with the key of the request, and what is the same for all clients."""
-        assert self._setting is not None
+        """A message with the key of the request."""
         key = RequestKey(self._run, self.round, self.step, self.saved, purpose)
         request = ConfigRecord(to_settings(key))
-        setting = ConfigRecord(to_settings(self._setting))
-        return RecordDict({"message": to_record(message), "request": request, "setting": setting})
+        return RecordDict({"message": to_record(message), "request": request})
 
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
         self._let_in()
@@ -271,7 +269,7 @@ class FlowerEngine(Engine, StateStore):
         return Replies(torch.tensor(list(arrived), dtype=torch.int64), values, failed)
 
     def _checked(self, name: str, content: RecordDict) -> Tensors:
-        values = to_tensors(only_arrays(content))
+        values = to_tensors(messages.only_arrays(content))
         size = values.get("size")
         samples = self.clients[name].samples
         if size is not None and (size.numel() != 1 or size.item() != samples):
@@ -325,6 +323,7 @@ class FlowerEngine(Engine, StateStore):
         self.step = 0
         self.saved = 0
         self._saving = 0
+        self._informed.clear()
 
     def save(self, last: int) -> State:
         self._saving = last

@@ -12,11 +12,7 @@ from itertools import chain
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_public_key,
-)
+from cryptography.hazmat.primitives import serialization
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -76,7 +72,9 @@ def node_keys(grid: Grid) -> dict[int, str]:
 @lru_cache(4096)
 def _fingerprint(pem: bytes) -> str:
     """As `ssh-keygen -l` prints it."""
-    line = load_pem_public_key(pem).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    key = serialization.load_pem_public_key(pem)
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    line = key.public_bytes(*form)
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 

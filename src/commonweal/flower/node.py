@@ -1,5 +1,6 @@
 """A client on a machine of its own: its samples, its dataset schema, and its state on disk."""
 
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 from commonweal.algorithms.algorithm import Algorithm, Group, Request, first_state
 from commonweal.base import randomness
 from commonweal.base.errors import DataError
+from commonweal.base.files import write_file
 from commonweal.base.tensors import Tensors
 from commonweal.clients._local_model import hold_out
 from commonweal.data.federation import Federation
@@ -216,6 +218,17 @@ class Node:
     build: Callable[[Schema], Algorithm]
     seed: int
     folder: Path
+
+    def setting(self, run: str, record: Mapping[str, object] | None) -> Schema:
+        """What is the same for all clients of a run: a node gets it once, and keeps it."""
+        path = self.folder / run / "setting.json"
+        if record is not None:
+            setting = Schema.read(record)
+            write_file(path, json.dumps(to_settings(setting)).encode())
+            return setting
+        if not path.exists():
+            raise DataError(f"this node has no setting of run {run}: the server will send it again")
+        return Schema.read(json.loads(path.read_bytes()))
 
     def algorithm(self, setting: Schema) -> Algorithm:
         """The algorithm of a run, for this client."""

@@ -20,16 +20,8 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
 from commonweal.data.population import Population
+from commonweal.flower import messages
 from commonweal.flower.arrays import Layout
-from commonweal.flower.messages import (
-    Metric,
-    Settings,
-    settings_of,
-    to_arrays,
-    to_record,
-    to_tensors,
-    values_of,
-)
 from commonweal.flower.mods import LOSS_KEY, Call, Mod, add_metrics
 from commonweal.flower.reports import Report, column
 from commonweal.privacy.entropy import coins, source
@@ -116,7 +108,7 @@ def draw_nodes(algorithm: Private, nodes: Sequence[int], round: int) -> list[int
     return list(compress(nodes, coins(algorithm.rate, len(nodes), entropy)))
 
 
-def mod_settings(algorithm: Private, state: State) -> Settings:
+def mod_settings(algorithm: Private, state: State) -> messages.Settings:
     """What the mod needs: the form of the rule, and the public numbers of the round."""
     form = {
         "rule": catalog.describe(algorithm.rule),
@@ -124,13 +116,15 @@ def mod_settings(algorithm: Private, state: State) -> Settings:
         "bound": algorithm.bound,
         "adapts": algorithm.quantile != "none",
     }
-    settings: Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
+    settings: messages.Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
     for name, value in state["rule"].items():
         settings[PUBLIC + name] = float(value)
     return settings
 
 
-def read_weighed(algorithm: Private, report: Report, metrics: Mapping[str, Metric]) -> None:
+def read_weighed(
+    algorithm: Private, report: Report, metrics: Mapping[str, messages.Metric]
+) -> None:
     """Read what the mod reported. Raises DataError where the client does not have it."""
     statistics, weight = metrics.get(STATISTICS), metrics.get(WEIGHT)
     if not isinstance(weight, float) or not isinstance(statistics, list):
@@ -192,7 +186,7 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
     """
 
     def mod(message: Message, context: Context, call_next: Call) -> Message:
-        settings = settings_of(message.content)
+        settings = messages.settings_of(message.content)
         if FORM not in settings:
             raise ConfigError(
                 f"private: the server's strategy is not private (it sent {sorted(settings)}): "
@@ -204,12 +198,12 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
         if not reply.has_content():
             return reply
         (name, trained), *_ = reply.content.array_records.items()
-        layout = Layout.of(values_of(received))
-        w = layout.vector(values_of(received))
-        update = (w - layout.vector(values_of(trained)))[None]
+        layout = Layout.of(messages.values_of(received))
+        w = layout.vector(messages.values_of(received))
+        update = (w - layout.vector(messages.values_of(trained)))[None]
         weight, statistics, sent = _weighed(settings, update, before, context)
-        reply.content[name] = to_arrays(layout, w - sent)
-        metrics: dict[str, Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
+        reply.content[name] = messages.to_arrays(layout, w - sent)
+        metrics: dict[str, messages.Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
         add_metrics(reply.content, metrics)
         return reply
 
@@ -217,7 +211,7 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
 
 
 def _weighed(
-    settings: Settings, update: Tensor, loss: float, context: Context
+    settings: messages.Settings, update: Tensor, loss: float, context: Context
 ) -> tuple[float, list[float], Tensor]:
     """The weight, the statistics and the weighted update (d,) of one client."""
     form = json.loads(str(settings[FORM]))
@@ -227,9 +221,9 @@ def _weighed(
     private = replace(private, cap=form["cap"], bound=form["bound"])
     memory = {name: value[None] for name, value in private.init_client().items()}
     if MEMORY in context.state.array_records:
-        memory |= to_tensors(context.state.array_records[MEMORY])
+        memory |= messages.to_tensors(context.state.array_records[MEMORY])
     losses = torch.tensor([loss], dtype=torch.float64)
     sent, memory = weigh(private, update, losses, memory, settings, form["adapts"])
     if memory:
-        context.state[MEMORY] = to_record(memory)
+        context.state[MEMORY] = messages.to_record(memory)
     return float(sent.weights[0]), sent.statistics[0].tolist(), sent.updates[0]

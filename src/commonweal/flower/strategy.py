@@ -655,10 +655,7 @@ class FairStrategy(Strategy):
             return
         aggregation = self._opened()
         aggregation.receive(self._arrays)  # a subclass may have changed them
-        seconds = {
-            "train": self._train_seconds,
-            "evaluate": time.perf_counter() - self._began,
-        }
+        seconds = {"train": self._train_seconds, "evaluate": time.perf_counter() - self._began}
         record, self._trained = self._trained, None
         self._recorder.write(record, evaluated, self._clients, aggregation.state, seconds)
         if self._rounds == 0:  # nobody says when a loop of the user's own ends

@@ -138,18 +138,16 @@ class Federation:
         """
         if self.validation is None:
             return None
-        parts = (self.train, self.validation)
-        owner = torch.cat([torch.arange(self.clients).repeat_interleave(p.sizes) for p in parts])
+        train, validation = self.train, self.validation
+        sizes = torch.cat([train.sizes, validation.sizes])
+        owner = torch.arange(self.clients).repeat(2).repeat_interleave(sizes)
         order = torch.argsort(owner, stable=True)
         if self.validated is not None and len(self.validated) == len(owner):
-            chosen = torch.from_numpy(self.validated)
-            order = torch.empty(len(owner), dtype=torch.int64)
-            order[~chosen] = torch.arange(len(self.train.y))
-            order[chosen] = torch.arange(len(self.train.y), len(owner))
-        inputs = subset(joined([part.inputs for part in parts]), order)
-        y = torch.cat([part.y for part in parts])[order]
-        offsets = self.train.offsets + self.validation.offsets
-        return replace(self.train, inputs=inputs, y=y, offsets=offsets)
+            chosen = torch.from_numpy(self.validated).int()
+            order = torch.argsort(torch.argsort(chosen, stable=True))
+        inputs = joined([train.inputs, validation.inputs])
+        together = replace(train, inputs=inputs, y=torch.cat([train.y, validation.y]))
+        return together.take(order, train.offsets + validation.offsets)
 
     def with_loss(self, loss: str) -> "Federation":
         """The federation with labels as a loss takes them. The task decides which loss it is.
@@ -296,9 +294,7 @@ class Federation:
         """The classes that occur in test rows only: no model can learn them."""
         if self.classes is None:
             return []
-        trained = self.train.y.numpy()
-        tested = self.test.y.numpy()
-        missing: list[int] = np.setdiff1d(tested, trained).tolist()
+        missing: list[int] = np.setdiff1d(self.test.y.numpy(), self.train.y.numpy()).tolist()
         return missing
 
     @classmethod
@@ -453,7 +449,7 @@ class Federation:
         parts = [_dataset("make_dataset", make_dataset, name) for name in names]
         if callable(test):
             parts += [_dataset("test", test, name) for name in names]
-        names = [str(name) for name in names]
+        names = list(map(str, names))
         inputs, y, sizes = read_parts(parts, label, collate_fn, memory, workers)
         owner = np.repeat(np.arange(len(parts)) % len(names), sizes)
         from_test = np.arange(len(owner)) >= sum(sizes[: len(names)])
@@ -580,7 +576,7 @@ def _test_dataset(datasets: Mapping[str, MapDataset], name: str) -> MapDataset:
 
 
 def _chosen(names: Sequence[str], clients: Tensor) -> tuple[str, ...]:
-    return tuple(names[client] for client in clients.tolist())
+    return tuple(map(names.__getitem__, clients.tolist()))
 
 
 def _rows(x: Inputs, labels: Tensor, part: Part) -> Rows:

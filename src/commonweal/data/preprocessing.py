@@ -66,11 +66,10 @@ class Preprocessing:
         fields = dict(values)
         for name in ("format", "digest"):
             fields.pop(name, None)
-        columns = read_columns(values)
-        marked = [
-            replace(column, is_id=column.is_id or column.why.endswith(ID)) for column in columns
-        ]
-        fields["columns"] = tuple(marked)
+        columns = []
+        for column in read_columns(values):
+            columns.append(replace(column, is_id=column.is_id or column.why.endswith(ID)))
+        fields["columns"] = tuple(columns)
         fields["class_names"] = tuple(values["class_names"])
         return cls(**fields)
 

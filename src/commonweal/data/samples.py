@@ -33,7 +33,7 @@ class Stacked:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stacked":
         """A function of each input."""
-        return Stacked(tuple(function(value) for value in self.values), self.names)
+        return Stacked(tuple(map(function, self.values)), self.names)
 
     def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The positional and keyword arguments of a module."""
@@ -153,7 +153,7 @@ def joined(parts: Sequence[Inputs]) -> Inputs:
         return Lazy(first.start, np.concatenate(rows), first.like)
     if isinstance(first, Stacked):
         columns = zip(*(part.values for part in parts if isinstance(part, Stacked)), strict=True)
-        return Stacked(tuple(torch.cat(column) for column in columns), first.names)
+        return Stacked(tuple(map(torch.cat, columns)), first.names)
     return torch.cat([part for part in parts if isinstance(part, Tensor)])
 
 

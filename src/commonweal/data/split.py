@@ -92,7 +92,7 @@ def number_clients(client: np.ndarray) -> tuple[list[str], np.ndarray]:
         raise DataError(
             f"client has names of several types ({several}): give strings only, or numbers only"
         ) from None
-    return [str(name) for name in owners.tolist()], position
+    return list(map(str, owners.tolist())), position
 
 
 def _check_positions(client: np.ndarray, names: Sequence[str]) -> None:

@@ -63,21 +63,25 @@ def find(folder: str, name: str, dir: str | None) -> Path | None:
 
 def locate(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> list[Path]:
     """The paths of a dataset's files. The error says which file to put where."""
-    paths = [(name, find(folder, name, dir)) for name in names]
-    missing = ", ".join(name for name, path in paths if path is None)
+    paths, missing = [], []
+    for name in names:
+        path = find(folder, name, dir)
+        if path is None:
+            missing.append(name)
+        elif path.suffix and path.is_dir():  # only folders have no suffix
+            raise DataError(_unreadable(path, IsADirectoryError()))
+        else:
+            paths.append(path)
     if missing:
         place, other = Path(dir or ""), ""
         if dir is None:
             place = data_root() / folder
             other = f", or set COMMONWEAL_DATA to a folder that has them in {folder!r}"
         raise DataError(
-            f"dataset {dataset!r}: {missing} not found in {str(place)!r}: {advice(dataset)}{other}"
+            f"dataset {dataset!r}: {', '.join(missing)} not found in {str(place)!r}: "
+            f"{advice(dataset)}{other}"
         )
-    there = [path for _, path in paths if path is not None]
-    for path in there:
-        if path.suffix and path.is_dir():  # only folders have no suffix
-            raise DataError(_unreadable(path, IsADirectoryError()))
-    return there
+    return paths
 
 
 def locate_one(dataset: str, folder: str, names: Sequence[str], dir: str | None) -> Path:
@@ -146,7 +150,7 @@ def read_npz(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
                 unpacked = sum(member.file_size for member in archive.infolist())
             check_memory(f"{str(path)!r}, unpacked,", unpacked, DataError)
         with np.load(path) as opened:
-            arrays = {name: opened[name] for name in opened.files}
+            arrays = dict(opened)
     except (*READ_ERRORS, ValueError) as error:
         raise DataError(
             f"{str(path)!r} is not an npz file of plain arrays, or is cut short: {error}"

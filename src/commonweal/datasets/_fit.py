@@ -123,7 +123,7 @@ def _public_columns(table: Table, names: Sequence[str], path: Path) -> tuple[Col
                 f"public = {str(path)!r} does not fit the table: its column {name!r} is {kind}; "
                 "make it from a table with the same columns"
             )
-    return tuple(known[name] for name in names)
+    return tuple(map(known.__getitem__, names))
 
 
 def _notes(columns: Sequence[Column], table: Table, rows: np.ndarray) -> tuple[str, ...]:

@@ -33,8 +33,12 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
 
 def match_images(path: Path, describe: Callable[[str], Known | None]) -> dict[str, Known]:
     """The images of a folder or archive, with what `describe` says of a name (None: not used)."""
-    described = {name: describe(name) for name in list_members(path, SUFFIXES)}
-    return {name: known for name, known in described.items() if known is not None}
+    described = {}
+    for name in list_members(path, SUFFIXES):
+        known = describe(name)
+        if known is not None:
+            described[name] = known
+    return described
 
 
 def write_images(

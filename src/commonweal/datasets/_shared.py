@@ -135,7 +135,7 @@ def natural_federation(
         position[chosen] = np.arange(len(chosen))
         rows = np.flatnonzero(position[owner] >= 0)
         test = test[rows] if isinstance(test, np.ndarray) else test
-        names = [names[k] for k in chosen]
+        names = list(map(names.__getitem__, chosen))
         y = labels[rows].numpy()
         split = split_rows(position[owner[rows]], y, test, seed, names).within(rows)
     return Federation.from_split(split, take_features(x, split), labels, **task)

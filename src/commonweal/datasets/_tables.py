@@ -409,7 +409,7 @@ def _fill(
         start = part.stop
     for values, texts in zip(codes, known, strict=True):
         rank = np.full(len(texts) + 1, -1, np.int32)  # alphabetical; code -1 stays what it is
-        rank[[texts[text] for text in sorted(texts)]] = np.arange(len(texts))
+        rank[list(map(texts.__getitem__, sorted(texts)))] = np.arange(len(texts))
         values[...] = rank[values]
     write(new, texts=_array(json.dumps(list(map(sorted, known))).encode()))
 
@@ -479,9 +479,10 @@ def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Tab
     for name, why in left_out.items():
         columns[name] = Column(name, "nothing", why, is_id=why == ID)
     profiles = {name: replace(p, column=columns[name]) for name, p in seen.profiles.items()}
-    numbers = zip(plain, np.asarray(arrays["numbers"]), strict=True)
-    by_name = {column.name: values for column, values in numbers}
-    return Table(facts, seen.rows, profiles, by_name, texts)
+    numbers = {}
+    for column, values in zip(plain, np.asarray(arrays["numbers"]), strict=True):
+        numbers[column.name] = values
+    return Table(facts, seen.rows, profiles, numbers, texts)
 
 
 @dataclass(frozen=True, eq=False)

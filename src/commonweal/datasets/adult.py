@@ -41,9 +41,9 @@ def adult(
     dir: the folder of the two files
     """
     paths = locate("adult", "adult", ["adult.data", "adult.test"], dir)
-    parts = [_read(path) for path in paths]
-    table = np.array(parts[0] + parts[1])
-    official = np.arange(len(table)) >= len(parts[0])
+    train, tested = map(_read, paths)
+    table = np.array(train + tested)
+    official = np.arange(len(table)) >= len(train)
     columns = [table[:, [c]] == np.unique(table[:, c]) for c in TEXTS]  # "?" is a level too
     if features == "all":
         columns.append(standardize(table[:, NUMBERS].astype(np.float64), ~official))

@@ -120,7 +120,7 @@ def _unpack(path: Path, names: Sequence[str]) -> list[bytes]:
         raise DataError(
             f"{str(path)!r} lacks {', '.join(missing)}: it is cut short or another archive"
         )
-    return [contents[name] for name in names]
+    return list(map(contents.__getitem__, names))
 
 
 def _records(data: bytes, labels: int, name: str) -> np.ndarray:

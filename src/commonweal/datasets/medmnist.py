@@ -44,8 +44,8 @@ def medmnist(
         images = [f"{part}_images" for part in PARTS]
         labels = [f"{part}_labels" for part in PARTS]
         read = read_npz(path, images + labels)
-        x = np.concatenate([read[name] for name in images])
-        y = np.concatenate([read[name] for name in labels])[:, 0].astype(np.int64)
+        x = np.concatenate(list(map(read.__getitem__, images)))
+        y = np.concatenate(list(map(read.__getitem__, labels)))[:, 0].astype(np.int64)
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
         write(new, x=x, y=y, official=np.arange(len(y)) >= len(y) - len(read["test_labels"]))
 

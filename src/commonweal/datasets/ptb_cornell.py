@@ -43,7 +43,7 @@ def ptb_cornell(
     paths += locate("ptb-cornell", film_folder, [film_lines], dir)
 
     def read() -> Iterator[ClientRows]:
-        film = [_spoken(line) for line in read_text(paths[2], "iso-8859-1").splitlines()]
+        film = list(map(_spoken, read_text(paths[2], "iso-8859-1").splitlines()))
         cut = round((1 - test) * len(film))
         texts = {
             ("document", "train"): _sentences(paths[0]),
@@ -67,7 +67,7 @@ ENTRIES = {"ptb-cornell": ptb_cornell}
 
 
 def _sentences(path: Path) -> Sentences:
-    return [line.split() for line in read_text(path).splitlines()]
+    return list(map(str.split, read_text(path).splitlines()))
 
 
 def _windows(codes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

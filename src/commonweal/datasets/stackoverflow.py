@@ -41,8 +41,9 @@ def stackoverflow(
         both = sorted(set(train) & set(test))
         if not both:
             raise DataError("no author has texts in both files: get them again")
-        authors = [both[k] for k in choose_clients(both, min(clients, len(both)), seed)]
-        training_texts = chain.from_iterable(train[name] for name in authors)
+        chosen = choose_clients(both, min(clients, len(both)), seed)
+        authors = list(map(both.__getitem__, chosen))
+        training_texts = chain.from_iterable(map(train.__getitem__, authors))
         known = vocabulary(chain.from_iterable(training_texts), words)
         for part, content in (("train", train), ("test", test)):
             for name in authors:

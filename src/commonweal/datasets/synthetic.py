@@ -60,7 +60,7 @@ def synthetic(
         x[rows_of_chunk], y[rows_of_chunk] = _draw_rows(chunk, shared, label, feature, rng)
         start = rows_of_chunk.stop
     owner = np.repeat(np.arange(clients), sizes)
-    names = [str(client) for client in range(clients)]
+    names = list(map(str, range(clients)))
     return Federation.from_arrays(x, y, owner, test, seed, names, outputs=classes)
 
 

@@ -134,7 +134,7 @@ def test_the_table_is_a_dict() -> None:
     rng = np.random.default_rng(1)
     plain = dict[int, float]()
     merges = 0
-    state: State = empty_table("settled", "recent")
+    state: State = empty_table()
     for _ in range(400):
         ids = rng.choice(3000, rng.integers(1, 20), replace=False)
         values = rng.normal(size=len(ids))
@@ -162,9 +162,7 @@ def test_the_cost_of_a_round_does_not_grow_with_the_clients_seen() -> None:
 
 
 def test_the_last_number_of_a_client_counts() -> None:
-    state = put(
-        empty_table("settled", "recent"), torch.tensor([4, 2]), torch.tensor([1.0, 2.0]).double()
-    )
+    state = put(empty_table(), torch.tensor([4, 2]), torch.tensor([1.0, 2.0]).double())
     state = put(state, torch.tensor([2, 9]), torch.tensor([5.0, 6.0]).double())
     assert lookup(state, torch.tensor([9, 2, 4, 3])).tolist() == [6.0, 5.0, 1.0, 0.0]
 

@@ -95,7 +95,7 @@ class Detector:
     tables: ClassVar[tuple[str, ...]] = ()  # numbers that it remembers of each client
 
     def init(self) -> State:
-        return {name: empty_table("settled", "recent") for name in self.tables}
+        return {name: empty_table() for name in self.tables}
 
     def __call__(self, seen: Round, state: State) -> Verdict:
         raise NotImplementedError

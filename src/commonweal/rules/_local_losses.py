@@ -51,12 +51,9 @@ class LocalLosses(Rule):
         return {**super().init(setting), "alone": losses}
 
     def above_local(self, losses: Tensor, ids: Tensor, alone: Tensor) -> Tensor:
-        """How far losses (S,) are above the local ones; late clients have the mean of the others'.
+        """How far losses (S,) are above the local ones of the clients 0, 1, ... (K,).
 
-        Args:
-            losses: Of the global model.
-            ids: The clients (S,).
-            alone: The local losses of the clients 0, 1, ... (K,).
+        Late clients have the mean of the others' local losses.
         """
         place = ids.clamp(0, len(alone) - 1)
         return losses.double() - torch.where(place == ids, alone[place], alone.mean())

@@ -12,13 +12,11 @@ from commonweal.base.tensors import State
 MERGE = 8  # recent entries are merged once they are an eighth of the settled ones
 
 
-def empty_table(*parts: str) -> State:
-    """Return empty parts of a table for `lookup` and `put`."""
-    table: State = {}
-    for part in parts:
-        table[f"{part}_ids"] = torch.empty(0, dtype=torch.int64)
-        table[part] = torch.empty(0, dtype=torch.float64)
-    return table
+def empty_table() -> State:
+    """Return a table without entries, for `lookup` and `put`."""
+    ids = torch.empty(0, dtype=torch.int64)
+    values = torch.empty(0, dtype=torch.float64)
+    return {"settled_ids": ids, "settled": values, "recent_ids": ids, "recent": values}
 
 
 def lookup(state: State, ids: Tensor) -> Tensor:
@@ -39,7 +37,7 @@ def put(state: State, ids: Tensor, values: Tensor) -> State:
     if MERGE * len(recent_ids) < len(state["settled_ids"]):
         return state | {"recent_ids": recent_ids, "recent": recent}
     merged_ids, merged = _merge(state["settled_ids"], state["settled"], recent_ids, recent)
-    return state | {"settled_ids": merged_ids, "settled": merged, **empty_table("recent")}
+    return state | empty_table() | {"settled_ids": merged_ids, "settled": merged}
 
 
 def _merge(known: Tensor, old: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,7 @@ class AAggFFD(Rule):
 
     def init(self, setting: Setting | int) -> State:
         start = {"t": torch.tensor(1), "sampled": torch.tensor(1.0, dtype=torch.float64)}
-        return {**start, **empty_table("settled", "recent")}
+        return {**start, **empty_table()}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
         sampled = len(reports.ids) / reports.clients  # C, the sampling probability

@@ -44,7 +44,7 @@ class EG(Rule):
         check_bounds("eg lr", self.lr, above=0)
 
     def init(self, setting: Setting | int) -> State:
-        return empty_table("settled", "recent")
+        return empty_table()
 
     def __call__(self, reports: Reports, state: State) -> Decision:
         r = self.response(reports.losses)

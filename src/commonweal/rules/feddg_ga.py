@@ -53,16 +53,21 @@ class FedDGGA(Rule):
 
     def __call__(self, reports: Reports, state: State) -> Decision:
         slots, index = take_slots(state["slots"], reports.ids, reports.clients)
-        a = extend_mixture(state["a"], len(slots)).clone()
-        trained = extend(state["trained"], len(slots), 0.0).clone()
-        seen = extend(state["seen"], len(slots), 0.0).bool().clone()
+        a = extend_mixture(state["a"], len(slots))
+        trained = extend(state["trained"], len(slots), 0.0)
+        seen = extend(state["seen"], len(slots), 0.0).bool()
         gap = torch.where(seen[index], reports.losses.double() - trained[index], torch.nan)
         weights = self._adjusted(on_cohort(a, index), gap, state)
-        a[index] = a[index].sum() * weights
-        trained[index] = required(reports.losses_after, "losses after local training").double()
-        seen[index] = True
-        following = {"t": state["t"] + 1, "slots": slots, "a": a, "trained": trained, "seen": seen}
-        return Decision(weights, {"rounds": state["rounds"], **following})
+        after = required(reports.losses_after, "losses after local training").double()
+        following = {
+            "t": state["t"] + 1,
+            "rounds": state["rounds"],
+            "slots": slots,
+            "a": a.index_copy(0, index, a[index].sum() * weights),
+            "trained": trained.index_copy(0, index, after),
+            "seen": seen.index_fill(0, index, True),
+        }
+        return Decision(weights, following)
 
     def _adjusted(self, weights: Tensor, gap: Tensor, state: State) -> Tensor:
         """Move weights (S,) by the gaps (S,), which are NaN for clients without one."""

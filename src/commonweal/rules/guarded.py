@@ -81,8 +81,8 @@ class Guarded(Combinator):
     def init(self, setting: Setting | int) -> State:
         return {
             **super().init(setting),
-            "sizes": empty_table("settled", "recent"),
-            "suspicion": empty_table("settled", "recent"),
+            "sizes": empty_table(),
+            "suspicion": empty_table(),
             "last": Last.empty()._asdict(),
             **{name: detector.init() for name, detector in DETECTORS.items()},
         }
@@ -120,16 +120,16 @@ class Guarded(Combinator):
         """Whose size is false, whose is only too large to be used, and the sizes (S,) to use."""
         ids = reports.ids
         sizes = reports.sizes.double()
-        middle = sizes.median()
         first = lookup(known, ids)
-        above = excess(sizes, self.limit, sizes=True)
         grown = (first > 0) & (sizes > GROWTH * first)
+        above = excess(sizes, self.limit, sizes=True)
+        middle = sizes.median()
         times = "its size is {:.3g} times the cohort's median"
         false = _why(ids, above > ABSURD, times, sizes / middle)
-        growth = "its size is {:.3g} times the one that it first sent"
-        shrunk = _why(ids, grown, growth, sizes / first) | _why(
-            ids, above > 1, times, sizes / middle
+        shrunk = _why(
+            ids, grown, "its size is {:.3g} times the one that it first sent", sizes / first
         )
+        shrunk |= _why(ids, above > 1, times, sizes / middle)
         return false, shrunk, torch.where(above > 1, middle, torch.where(grown, first, sizes))
 
     def _suspect(

@@ -64,9 +64,7 @@ class QFedAvg(Rule):
         if not self.scaled:
             response = self.response(reports.losses.double())
             return Decision(mixture(reports, response, self.prior), state)
-        lipschitz = self.lipschitz
-        if lipschitz is None:
-            lipschitz = float(state["lipschitz"])
+        lipschitz = self.lipschitz or float(state["lipschitz"])
         return Decision(self._scaled_weights(reports, lipschitz), state)
 
     def response(self, losses: Tensor) -> Tensor:

@@ -20,6 +20,11 @@ def test_help(command: Command) -> None:
         assert result.code == 0 and "Usage:" in result.out, words
 
 
+def test_help_explains_arguments(command: Command) -> None:
+    shown = " ".join(command("run", "--help").out.replace("│", " ").split())
+    assert "experiment" in shown.partition("Arguments")[2].partition("Options")[0]
+
+
 def test_guides_without_a_network(command: Command, tmp_path: Path) -> None:
     listed = command("docs").out
     assert "own               Your own table, model and dataset\n" in listed

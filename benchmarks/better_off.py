@@ -31,10 +31,10 @@ from commonweal.analysis.compare import run_cells
 from commonweal.analysis.plan import Cell
 from commonweal.base.files import write_file
 from commonweal.config.experiment import Experiment
-from commonweal.datasets._files import find
 from commonweal.jobs.job import build_dataset
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
+from commonweal.sources.files import find
 
 Settings = dict[str, object]
 Seeds = dict[str, dict[str, list[float]]]  # seed -> method -> every client's score

@@ -236,6 +236,17 @@ def test_what_a_module_offers_exists_and_is_not_private() -> None:
     assert wrong == []
 
 
+def test_private_modules_are_imported_only_in_their_folder() -> None:
+    """What another folder or a test needs is no detail: its module has no underscore."""
+    imported = re.compile(r"commonweal\.(\w+)(?:\._[a-z]| import _[a-z])")
+    wrong = []
+    for file in [*FILES, *Path(__file__).parent.rglob("*.py")]:
+        for folder in imported.findall(file.read_text(encoding="utf-8")):
+            if file.parent != FOLDER / folder:
+                wrong.append(f"{file.name} imports a private module of {folder}")
+    assert wrong == []
+
+
 def test_nothing_outside_the_engines_names_the_simulator() -> None:
     """But the key of an experiment, whose value is a word."""
     naming = re.compile(r"engines\.simulator|\bSimulator\b")

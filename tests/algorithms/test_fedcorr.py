@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from commonweal.algorithms import FedCorr, Replies, Request
-from commonweal.algorithms._noisy import intrinsic_dimension, upper_component
 from commonweal.algorithms.algorithm import Algorithm
+from commonweal.algorithms.noisy_labels import intrinsic_dimension, upper_component
 from commonweal.base.errors import ConfigError
 from commonweal.clients import Client, FedProx
 from commonweal.config import catalog

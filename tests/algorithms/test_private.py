@@ -25,8 +25,8 @@ from commonweal.privacy.form import Weighed
 from commonweal.privacy.release import Sensitivity, release
 from commonweal.privacy.weighing import CLIP
 from commonweal.rules import CVaR, FedAvg, Rule
-from commonweal.rules._private import PrivateTERM
 from commonweal.rules.aaggff_d import AAggFFD
+from commonweal.rules.private_forms import PrivateTERM
 from commonweal.rules.term import TERM
 from commonweal.samplers import Poisson
 from commonweal.servers import SGD

@@ -160,7 +160,7 @@ def test_known_names_are_there() -> None:
 
 
 def test_private_files_are_not_listed() -> None:
-    assert (FOLDER / "datasets" / "_files.py").exists()
+    assert (FOLDER / "datasets" / "pools.py").exists()
     names = {name for kind in catalog.KINDS for name in catalog.entries(kind)}
     assert not {"-files", "files", "locate", "-data", "data"} & names
     assert not [name for name in names if name.startswith(("_", "-"))]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from commonweal.base.errors import DataError
 from commonweal.config import catalog
-from commonweal.datasets import _download, _sources
-from commonweal.datasets._sources import File
+from commonweal.sources import download, origins
+from commonweal.sources.origins import File
 
 OWN = {"vowel", "digits", "students", "synthetic", "table", "folder"}  # without original files
 
@@ -61,9 +61,9 @@ def file(url: str, body: bytes = Handler.body) -> File:
 
 
 def test_a_download_is_checked_and_not_repeated(served: str, tmp_path: Path) -> None:
-    path = _download.fetch(file(served), root=tmp_path)
+    path = download.fetch(file(served), root=tmp_path)
     assert path == tmp_path / "some" / "some.bin" and path.read_bytes() == Handler.body
-    _download.fetch(file(served), root=tmp_path)
+    download.fetch(file(served), root=tmp_path)
     assert Handler.asked == 1
 
 
@@ -72,26 +72,26 @@ def test_a_download_that_breaks_starts_again_and_leaves_no_half(
     served: str, tmp_path: Path
 ) -> None:
     Handler.breaks = 2
-    path = _download.fetch(file(served), root=tmp_path)
+    path = download.fetch(file(served), root=tmp_path)
     assert path.read_bytes() == Handler.body and Handler.asked == 3
     Handler.breaks = 99
     Handler.asked = 0
     words = r"some.bin could not be downloaded from .*: try again later, or put it into"
     with pytest.raises(DataError, match=words):
-        _download.fetch(file(served), root=tmp_path / "second")
+        download.fetch(file(served), root=tmp_path / "second")
     assert list((tmp_path / "second" / "some").iterdir()) == []
 
 
 def test_a_wrong_checksum_is_a_sentence_and_leaves_no_file(served: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="its checksum is not the published one"):
-        _download.fetch(file(served, b"other"), root=tmp_path)
+        download.fetch(file(served, b"other"), root=tmp_path)
     assert list((tmp_path / "some").iterdir()) == [] and Handler.asked == 1
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(served: str, tmp_path: Path) -> None:
     (tmp_path / "some").write_text("a file in the folder's place")
     with pytest.raises(DataError, match="cannot write to"):
-        _download.fetch(file(served), root=tmp_path)
+        download.fetch(file(served), root=tmp_path)
 
 
 # Where files come from
@@ -102,14 +102,14 @@ def datasets() -> set[str]:
 
 
 def test_every_dataset_has_files_or_advice() -> None:
-    by_hand = {name for name in datasets() if _sources.manual(name)}
-    assert datasets() == OWN | set(_sources.names()) | by_hand
-    assert not by_hand & set(_sources.names()) and not OWN & by_hand
+    by_hand = {name for name in datasets() if origins.manual(name)}
+    assert datasets() == OWN | set(origins.names()) | by_hand
+    assert not by_hand & set(origins.names()) and not OWN & by_hand
 
 
-@pytest.mark.parametrize("name", _sources.names())
+@pytest.mark.parametrize("name", origins.names())
 def test_sources_are_whole(name: str) -> None:
-    for source in _sources.downloads(name):
+    for source in origins.downloads(name):
         kind, _, digest = source.hash.partition(":")
         assert len(digest) == {"sha256": 64, "md5": 32}[kind]
         assert int(digest, 16) > 0
@@ -118,24 +118,24 @@ def test_sources_are_whole(name: str) -> None:
 
 
 def test_writers_need_mnist_too() -> None:
-    files = _sources.downloads("mnist-writers")
-    assert files[:4] == _sources.downloads("mnist")
+    files = origins.downloads("mnist-writers")
+    assert files[:4] == origins.downloads("mnist")
     assert [f.folder for f in files] == ["mnist"] * 4 + ["qmnist_writers"] * 2
 
 
 def test_a_dataset_without_download_is_a_sentence() -> None:
     with pytest.raises(DataError, match=r"cannot be downloaded for you: put identity_CelebA.txt"):
-        _download.sources("celeba")
+        download.sources("celeba")
     with pytest.raises(DataError, match="did you mean 'mnist'"):
-        _download.sources("mnits")
+        download.sources("mnits")
     with pytest.raises(DataError, match="'vowel' needs no download"):
-        _download.sources("vowel")
+        download.sources("vowel")
 
 
 def test_data_get(served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from commonweal.cli import app
 
-    monkeypatch.setattr(_download, "sources", lambda name: (file(served),))
+    monkeypatch.setattr(download, "sources", lambda name: (file(served),))
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(app, ["data", "get", "mnist", "--data-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output

@@ -19,9 +19,9 @@ import commonweal
 from commonweal.analysis.describe import facts, remarks, sampling_error, skewness
 from commonweal.base.errors import CommonwealError, ConfigError, DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets import _cache
-from commonweal.datasets._cache import cached
 from commonweal.datasets.mnist import FILES, emnist, read_images
+from commonweal.sources import cache
+from commonweal.sources.cache import cached
 
 NAMES = FILES
 TWO = {"name": "iid", "clients": 2}
@@ -163,7 +163,7 @@ def test_what_is_parsed_is_kept_until_its_source_changes(tmp_path: Path) -> None
     source.write_text("1")
     parsed = []
 
-    def parse(new: _cache.New) -> None:
+    def parse(new: cache.New) -> None:
         parsed.append(source.read_text())
         new("x", (3,), np.int64)[:] = int(source.read_text())
 
@@ -184,7 +184,7 @@ def test_a_damaged_or_unwritable_cache_is_no_obstacle(
     source = tmp_path / "source"
     source.write_text("1")
 
-    def parse(new: _cache.New) -> None:
+    def parse(new: cache.New) -> None:
         new("x", (100,), np.int64)[:] = 5
 
     home = tmp_path / "home"
@@ -201,7 +201,7 @@ def test_a_damaged_or_unwritable_cache_is_no_obstacle(
 def test_a_parse_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 
-    def parse(new: _cache.New) -> None:
+    def parse(new: cache.New) -> None:
         new("x", (10,), np.int64)
         raise DataError("half way")
 
@@ -339,3 +339,12 @@ def test_data_show_checks_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with contextlib.suppress(CommonwealError):
         run("show", "mnist", "partition=idd")
         pytest.fail("an unknown partition was accepted")
+
+
+def test_the_code_of_all_that_read_data_is_part_of_the_key() -> None:
+    package = Path(cache.__file__).parents[1]
+    importing = [
+        file for file in package.rglob("*.py") if "sources.cache import" in file.read_text()
+    ]
+    assert {file.parent.name for file in importing} <= set(cache.READERS)
+    assert all((package / folder).is_dir() for folder in cache.READERS)

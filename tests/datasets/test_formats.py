@@ -15,8 +15,8 @@ from PIL import Image
 
 import commonweal
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.datasets._images import resize
-from commonweal.datasets._shared import choose_clients
+from commonweal.datasets.images import resize
+from commonweal.datasets.pools import choose_clients
 
 ONE = {"name": "iid", "clients": 1}
 

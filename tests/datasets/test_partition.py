@@ -18,7 +18,6 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
 from commonweal.datasets import Partition, Pool, build_federation
-from commonweal.datasets._shared import standardized
 from commonweal.datasets.digits import digits
 from commonweal.datasets.noise import Noise, Pair, Symmetric
 from commonweal.datasets.partition import (
@@ -31,6 +30,7 @@ from commonweal.datasets.partition import (
     Shards,
     assign,
 )
+from commonweal.datasets.pools import standardized
 from commonweal.datasets.synthetic import synthetic
 from commonweal.datasets.vowel import vowel
 

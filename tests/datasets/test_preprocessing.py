@@ -18,7 +18,7 @@ from commonweal.data import plain_table
 from commonweal.data.federation import Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing, Summary, fit_numbers
-from commonweal.datasets import _table_files
+from commonweal.tables import files
 
 WARDS = ("north", "south", "west")
 
@@ -269,7 +269,7 @@ def test_parquet_keeps_dates_and_truths(tmp_path: Path) -> None:
 def test_a_column_that_turns_to_text_late_is_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_table_files, "BLOCK", 200)
+    monkeypatch.setattr(files, "BLOCK", 200)
     rows = [row | {"city": str(i % 3)} for i, row in enumerate(rows_of())]
     rows[80]["city"] = "Rom"
     column = columns(load(write_csv(tmp_path / "t.csv", rows), test=0.0))["city"]

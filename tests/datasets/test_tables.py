@@ -13,8 +13,9 @@ import commonweal
 from commonweal.base.errors import CommonwealError, ConfigError, DataError
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
-from commonweal.datasets import Pool, _table_files
+from commonweal.datasets import Pool
 from commonweal.datasets.table import table
+from commonweal.tables import files
 
 FIVE = {"name": "iid", "clients": 5}
 
@@ -145,7 +146,7 @@ def test_npz_holds_arrays(tmp_path: Path) -> None:
 def test_a_long_table_is_read_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "t.csv", TABLE)
     whole = load(path)
-    monkeypatch.setattr(_table_files, "BLOCK", 64)
+    monkeypatch.setattr(files, "BLOCK", 64)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
     parts = load(path)
     assert torch.equal(whole.train.x, parts.train.x) and torch.equal(whole.test.y, parts.test.y)
@@ -153,7 +154,7 @@ def test_a_long_table_is_read_in_batches(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_blank_lines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(written(tmp_path / "t.csv", TABLE))
-    monkeypatch.setattr(_table_files, "BLOCK", 64)
+    monkeypatch.setattr(files, "BLOCK", 64)
     blank = load(written(tmp_path / "u.csv", TABLE.replace("w1", "w1", 1) + "\n" * 12))
     assert torch.equal(whole.train.x, blank.train.x)
 

@@ -9,9 +9,9 @@ import pytest
 from cases import cases
 from commonweal.config.catalog import build, entries
 from commonweal.config.experiment import Experiment, read
-from commonweal.datasets._sources import names
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
+from commonweal.sources.origins import names
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.toml"))

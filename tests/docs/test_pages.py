@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from commonweal import cli
-from commonweal.datasets._files import find
+from commonweal.sources.files import find
 from own_table import write
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.rules import AAggFFD, Rule, Uniform, simplex
-from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.online import response
+from commonweal.rules.sparse_table import empty_table, lookup, put
 from rule_helpers import ORACLE_CDFS, build, play, reports, uniforms, vowel, weigh
 
 Array = npt.NDArray[np.float64]

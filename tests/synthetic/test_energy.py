@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.errors import DataError
-from commonweal.synthetic import _energy
-from commonweal.synthetic._energy import (
+from commonweal.synthetic import energy
+from commonweal.synthetic.energy import (
     SCHEDULES,
     contrast,
     energy_gradient,
@@ -18,7 +18,8 @@ from commonweal.synthetic._energy import (
     logit,
     mixture,
 )
-from commonweal.synthetic._fit import (
+from commonweal.synthetic.fedevg import FedEvg
+from commonweal.synthetic.fitting import (
     BETAS,
     WEIGHT_DECAY,
     adam,
@@ -26,7 +27,6 @@ from commonweal.synthetic._fit import (
     check_unit,
     scaled,
 )
-from commonweal.synthetic.fedevg import FedEvg
 from commonweal.training.task import Task
 from synthetic_helpers import digits, population, task
 
@@ -149,7 +149,7 @@ def test_training_lowers_the_energy_of_real_rows_against_sampled_ones(
 ) -> None:
     """And with the sign that Algorithm 4.2 prints it would raise it."""
     if printed:
-        monkeypatch.setattr(_energy, "contrast", lambda real, negative: -contrast(real, negative))
+        monkeypatch.setattr(energy, "contrast", lambda real, negative: -contrast(real, negative))
     model = task()
     own = digits(clients=1).train
     evg = FedEvg(model, population(clients=1), seed=3, steps=60, batch=32, lr=3e-3)

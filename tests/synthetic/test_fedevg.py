@@ -24,7 +24,7 @@ from commonweal.record.record import Record
 from commonweal.rules import AFL, TERM, FedMGDA
 from commonweal.rules.rule import Reports
 from commonweal.synthetic import FedEvg
-from commonweal.synthetic._energy import exponentials, mixture
+from commonweal.synthetic.energy import exponentials, mixture
 from commonweal.synthetic.fedevg import Preset
 from commonweal.training.client_state import ClientState, stack_states
 from commonweal.training.task import Task

@@ -21,9 +21,9 @@ from commonweal.rules import Rule
 from commonweal.rules.fedavg import FedAvg
 from commonweal.servers import SGD
 from commonweal.synthetic import FedCGAN, FedCVAE
-from commonweal.synthetic._fit import fit
-from commonweal.synthetic._generating import Generating
 from commonweal.synthetic.fedcvae import _gaussian
+from commonweal.synthetic.fitting import fit
+from commonweal.synthetic.generating import Generating
 from commonweal.training.task import Batch, Task
 from synthetic_helpers import SMALL, built, digits, population, task
 

@@ -27,7 +27,7 @@ from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
 from commonweal.report.pictures import picture
 from commonweal.samplers import Uniform
-from commonweal.synthetic import _fit
+from commonweal.synthetic import fitting
 from run_helpers import Lossy, contents, job, stop_after, without
 from synthetic_helpers import SEED, SMALL, built, digits, population, task
 
@@ -55,8 +55,8 @@ class Counter:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The classifiers that the server has trained."""
-    counter = Counter(_fit.fit)
-    monkeypatch.setattr(_fit, "fit", counter)
+    counter = Counter(fitting.fit)
+    monkeypatch.setattr(fitting, "fit", counter)
     return counter.results
 
 

@@ -9,8 +9,8 @@ import torch
 from commonweal.algorithms.algorithm import Group, Replies
 from commonweal.algorithms.local_fit import evidence, fit, outputs_of
 from commonweal.base.tensors import Tensors
-from commonweal.clients._local_model import GRID
 from commonweal.clients.blend import Blend
+from commonweal.clients.local_model import GRID
 from commonweal.training.client import Client
 from commonweal.training.task import Task
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from commonweal.algorithms._noisy import intrinsic_dimension, upper_component
 from commonweal.algorithms.algorithm import Conversation, Group, Replies, Request, Sample
 from commonweal.algorithms.averaging import Averaging
+from commonweal.algorithms.noisy_labels import intrinsic_dimension, upper_component
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors

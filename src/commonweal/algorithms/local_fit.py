@@ -9,9 +9,9 @@ from torch import Tensor
 
 from commonweal.algorithms.algorithm import Group, Request
 from commonweal.base.tensors import Tensors
-from commonweal.clients._local_model import FURTHER, GRID, LocalTraining, posterior_mean
 from commonweal.clients.blend import LIKELIHOODS
 from commonweal.clients.choice import ChoiceClient
+from commonweal.clients.local_model import FURTHER, GRID, LocalTraining, posterior_mean
 from commonweal.data.rows import Rows
 from commonweal.training.choice import ALONE
 from commonweal.training.client import Client

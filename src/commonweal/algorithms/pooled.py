@@ -18,7 +18,7 @@ from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.channels.channel import Channel
-from commonweal.clients._local_model import HELD_OUT, LocalTraining
+from commonweal.clients.local_model import HELD_OUT, LocalTraining
 from commonweal.data.rows import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule

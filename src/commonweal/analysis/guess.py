@@ -22,11 +22,8 @@ from commonweal.data.federation import Federation
 from commonweal.data.plain_table import GAP, GROUPED, OTHER, Column
 from commonweal.data.rows import REGRESSION
 from commonweal.datasets import build_federation
-from commonweal.datasets._fit import Options
-from commonweal.datasets._shared import Pool
-from commonweal.datasets._table_files import guess_encoding, separator_in
-from commonweal.datasets._tables import CLIENT, Roles, Survey, Table, columns_in
 from commonweal.datasets.partition import IID
+from commonweal.datasets.pools import Pool
 from commonweal.datasets.table import (
     IMBALANCE,
     load_table,
@@ -35,6 +32,9 @@ from commonweal.datasets.table import (
     read_times,
     survey_table,
 )
+from commonweal.tables.columns import CLIENT, Roles, Survey, Table, columns_in
+from commonweal.tables.files import guess_encoding, separator_in
+from commonweal.tables.fit import Options
 
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed

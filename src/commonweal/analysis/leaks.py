@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from commonweal.analysis.roles import names_clients, words
-from commonweal.datasets._tables import Table
+from commonweal.tables.columns import Table
 
 BINS = 20  # of a column of numbers, at least; in long tables up to MOST_BINS
 MOST_BINS = 100

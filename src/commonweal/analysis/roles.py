@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commonweal.datasets._tables import ID_NAME, Profile
+from commonweal.tables.columns import ID_NAME, Profile
 
 # Words of names in English, German, French, Spanish, Italian, Portuguese, Dutch and Polish.
 LABELS = re.compile(

@@ -2,7 +2,7 @@
 
 The baseline that every client has without a federation: Yu et al., Salvaging Federated Learning by
 Local Adaptation, 2020, ask who gains against it. It is a good one: a client chooses when to stop,
-and mixes its network with a linear model (`clients/_local_model.py`). The global model stays the
+and mixes its network with a linear model (`clients/local_model.py`). The global model stays the
 initial one: what counts is the clients' local models.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors
-from commonweal.clients._local_model import LocalTraining
+from commonweal.clients.local_model import LocalTraining
 from commonweal.training.client import HoldsOut, Stage
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses

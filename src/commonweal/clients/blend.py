@@ -16,8 +16,8 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.clients._local_model import GRID, LocalTraining, posterior_mean
 from commonweal.clients.fine_tune import Tuned, tuning_parameters
+from commonweal.clients.local_model import GRID, LocalTraining, posterior_mean
 from commonweal.training.client import Client, HoldsOut, Samples, Stage, at_least, sgd_parameters
 from commonweal.training.task import Task
 from commonweal.training.uses import Uses

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.clients._local_model import LocalTraining
 from commonweal.clients.fine_tune import Tuned, tuning_parameters
+from commonweal.clients.local_model import LocalTraining
 from commonweal.training import choice
 from commonweal.training.choice import ALONE, RIGHT_OR_WRONG, Evidence, How
 from commonweal.training.client import Client, HoldsOut, Stage, sgd_parameters

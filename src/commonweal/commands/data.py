@@ -43,9 +43,9 @@ def data_show(
     experiment = Experiment(**values)
 
     from commonweal.analysis import describe
-    from commonweal.datasets._download import differing
     from commonweal.jobs.job import build_dataset
     from commonweal.report import figures
+    from commonweal.sources.download import differing
 
     federation = build_dataset(experiment)
     path = to or Path(f"{name.replace(':', '-').replace('/', '-')}.png")
@@ -81,7 +81,7 @@ def data_get(name: Dataset, data_dir: DataDir = None, quiet: Quiet = False) -> N
 
     For example: commonweal data get mnist; commonweal list datasets names the datasets.
     """
-    from commonweal.datasets._download import fetch, sources
+    from commonweal.sources.download import fetch, sources
 
     files = sources(name)
 

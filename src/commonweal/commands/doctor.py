@@ -171,7 +171,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _data_directory() -> Finding:
-    from commonweal.datasets._files import data_root
+    from commonweal.sources.files import data_root
 
     named = "COMMONWEAL_DATA" in os.environ
     root = data_root()
@@ -186,8 +186,8 @@ def _data_directory() -> Finding:
 
 def _datasets() -> Finding:
     """Which of the datasets that can be downloaded are there."""
-    from commonweal.datasets._files import find
-    from commonweal.datasets._sources import downloads, names
+    from commonweal.sources.files import find
+    from commonweal.sources.origins import downloads, names
 
     there: list[str] = []
     missing: list[str] = []

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from commonweal.datasets._build import build_federation
-    from commonweal.datasets._shared import Pool
     from commonweal.datasets.noise import Noise
     from commonweal.datasets.partition import Partition
+    from commonweal.datasets.pools import Pool
 
 __all__ = ["Noise", "Partition", "Pool", "build_federation"]
 
@@ -15,7 +15,7 @@ __all__ = ["Noise", "Partition", "Pool", "build_federation"]
 HOMES = {
     "Noise": "noise",
     "Partition": "partition",
-    "Pool": "_shared",
+    "Pool": "pools",
     "build_federation": "_build",
 }
 

@@ -11,9 +11,9 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.arrays import as_labels
 from commonweal.data.federation import Federation
 from commonweal.data.split import split_rows
-from commonweal.datasets._shared import Pool, take_features
 from commonweal.datasets.noise import Noise
 from commonweal.datasets.partition import Partition, Partitioning, assign
+from commonweal.datasets.pools import Pool, take_features
 
 
 def build_federation(

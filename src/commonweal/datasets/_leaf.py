@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import Arrays, New, cached, write
-from commonweal.datasets._files import data_root, read_bytes
-from commonweal.datasets._shared import TaskOptions, natural_federation
-from commonweal.datasets._sources import advice
+from commonweal.datasets.pools import TaskOptions, natural_federation
+from commonweal.sources.cache import Arrays, New, cached, write
+from commonweal.sources.files import data_root, read_bytes
+from commonweal.sources.origins import advice
 
 SUFFIXES = (".json", ".json.gz")
 Values = list[Any]  # of json: numbers, texts or lists, by the dataset

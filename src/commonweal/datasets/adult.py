@@ -12,8 +12,8 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._files import locate, read_text
-from commonweal.datasets._shared import Test, standardize
+from commonweal.datasets.pools import Test, standardize
+from commonweal.sources.files import locate, read_text
 
 SOURCES = """
 adult https://archive.ics.uci.edu/ml/machine-learning-databases/adult/

@@ -15,8 +15,8 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._files import find, locate, read_text
-from commonweal.datasets._shared import natural_federation, standardize
+from commonweal.datasets.pools import natural_federation, standardize
+from commonweal.sources.files import find, locate, read_text
 
 MANUAL = (
     "the eight .asc tables of the PKDD'99 Discovery Challenge "

@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 
 from commonweal.base.errors import DataError, did_you_mean
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import locate, locate_one, read_members, read_pairs, read_text
-from commonweal.datasets._images import Known, match_images, write_images
 from commonweal.datasets._leaf import leaf_federation, leaf_files, leaf_users
+from commonweal.datasets.images import Known, match_images, write_images
+from commonweal.sources.cache import New, cached, write
+from commonweal.sources.files import locate, locate_one, read_members, read_pairs, read_text
 
 MANUAL = (
     "identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba from the CelebA project's page"

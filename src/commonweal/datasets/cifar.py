@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from commonweal.base.errors import DataError
-from commonweal.datasets._cache import Arrays, New, cached, write
-from commonweal.datasets._files import find, locate, read_bytes, read_members
-from commonweal.datasets._shared import Part, Pool, Test, pool_of
+from commonweal.datasets.pools import Part, Pool, Test, pool_of
+from commonweal.sources.cache import Arrays, New, cached, write
+from commonweal.sources.files import find, locate, read_bytes, read_members
 
 SOURCES = {
     "cifar10": """

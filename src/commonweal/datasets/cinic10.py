@@ -5,10 +5,10 @@ Darlow et al. 2018; CINIC-10.tar.gz, or its folders {train,valid,test}/<class>/*
 
 from pathlib import PurePosixPath
 
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import find, locate
-from commonweal.datasets._images import match_images, write_images
-from commonweal.datasets._shared import Part, Pool, Test, pool_of
+from commonweal.datasets.images import match_images, write_images
+from commonweal.datasets.pools import Part, Pool, Test, pool_of
+from commonweal.sources.cache import New, cached
+from commonweal.sources.files import find, locate
 
 SOURCES = """
 cinic10 https://datashare.ed.ac.uk/bitstream/handle/10283/3192/

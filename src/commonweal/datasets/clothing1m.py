@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from commonweal.base.errors import DataError
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import locate, read_pairs, read_text
-from commonweal.datasets._images import write_images
-from commonweal.datasets._shared import Part, Pool, Test, pool_of
+from commonweal.datasets.images import write_images
+from commonweal.datasets.pools import Part, Pool, Test, pool_of
+from commonweal.sources.cache import New, cached
+from commonweal.sources.files import locate, read_pairs, read_text
 
 MANUAL = "the lists and images that its authors give on request (github Cysu/noisy_label)"
 

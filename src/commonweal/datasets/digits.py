@@ -6,8 +6,8 @@ download.
 
 import numpy as np
 
-from commonweal.datasets._shared import Pool
 from commonweal.datasets.partition import DirichletByClass
+from commonweal.datasets.pools import Pool
 
 
 def digits(test: float = 0.2, seed: int = 0) -> Pool:

@@ -12,14 +12,14 @@ import numpy as np
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import read_npz
-from commonweal.datasets._fit import Options
-from commonweal.datasets._images import match_images, write_images
-from commonweal.datasets._shared import natural_federation
-from commonweal.datasets._table_files import Batch, read_batches
-from commonweal.datasets._tables import Names, Roles, names_in, read_table
+from commonweal.datasets.images import match_images, write_images
+from commonweal.datasets.pools import natural_federation
 from commonweal.datasets.table import Task, load_table
+from commonweal.sources.cache import New, cached
+from commonweal.sources.files import read_npz
+from commonweal.tables.columns import Names, Roles, names_in, read_table
+from commonweal.tables.files import Batch, read_batches
+from commonweal.tables.fit import Options
 
 MOST_SIDE = 1 << 14  # of an image
 TABLES = (".csv", ".csv.gz", ".parquet")

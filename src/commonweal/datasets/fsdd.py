@@ -14,9 +14,9 @@ import numpy as np
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._audio import read_wave, spectra
-from commonweal.datasets._files import locate_one, read_members
 from commonweal.datasets._leaf import ClientRows, cached_rows
-from commonweal.datasets._shared import Test, natural_federation
+from commonweal.datasets.pools import Test, natural_federation
+from commonweal.sources.files import locate_one, read_members
 
 MANUAL = (
     "recordings/*.wav of github Jakobovski/free-spoken-digit-dataset, as a folder or "

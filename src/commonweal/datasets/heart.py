@@ -13,8 +13,8 @@ import torch
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
-from commonweal.datasets._files import locate
-from commonweal.datasets._shared import standardize
+from commonweal.datasets.pools import standardize
+from commonweal.sources.files import locate
 
 SOURCES = """
 heart https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/

@@ -13,10 +13,10 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import find, locate, read_text
-from commonweal.datasets._images import match_images, write_images
-from commonweal.datasets._shared import Test, natural_federation
+from commonweal.datasets.images import match_images, write_images
+from commonweal.datasets.pools import Test, natural_federation
+from commonweal.sources.cache import New, cached
+from commonweal.sources.files import find, locate, read_text
 
 MANUAL = (
     "train_test_split.csv of FLamby and the images of the ISIC 2019 challenge, preprocessed by "

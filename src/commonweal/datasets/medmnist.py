@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import find, locate, read_npz
-from commonweal.datasets._shared import Part, Pool, Test, pool_of
+from commonweal.datasets.pools import Part, Pool, Test, pool_of
+from commonweal.sources.cache import New, cached, write
+from commonweal.sources.files import find, locate, read_npz
 
 SOURCES = """
 medmnist https://zenodo.org/records/10519652/files/

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 from commonweal.base.errors import DataError
-from commonweal.datasets._cache import Arrays, New, cached, write
-from commonweal.datasets._files import locate, read_bytes
-from commonweal.datasets._shared import Part, Pool, Test, pool_of
+from commonweal.datasets.pools import Part, Pool, Test, pool_of
+from commonweal.sources.cache import Arrays, New, cached, write
+from commonweal.sources.files import locate, read_bytes
 
 SOURCES = {
     "mnist": """

@@ -11,9 +11,9 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._files import locate
-from commonweal.datasets._shared import natural_federation
 from commonweal.datasets.mnist import read_idx, read_images
+from commonweal.datasets.pools import natural_federation
+from commonweal.sources.files import locate
 
 NEEDS = "mnist"
 SOURCES = """

@@ -17,9 +17,9 @@ import numpy as np
 
 from commonweal.base.errors import ConfigError, DataError, install
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import find, locate, read_text
-from commonweal.datasets._shared import natural_federation
+from commonweal.datasets.pools import natural_federation
+from commonweal.sources.cache import New, cached, write
+from commonweal.sources.files import find, locate, read_text
 
 SOURCES = """
 mqp https://raw.githubusercontent.com/curai/medical-question-pair-dataset/master/

@@ -13,9 +13,9 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._files import locate, read_text
 from commonweal.datasets._leaf import ClientRows, cached_rows, leaf_federation
 from commonweal.datasets._words import END, encode, vocabulary
+from commonweal.sources.files import locate, read_text
 
 MANUAL = (
     "ptb.{train,valid,test}.txt (Mikolov's Penn Treebank) and movie_lines.txt (Cornell movie "

@@ -14,8 +14,6 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
-from commonweal.datasets._cache import Arrays
-from commonweal.datasets._files import locate_one, read_members
 from commonweal.datasets._leaf import (
     ClientRows,
     cached_rows,
@@ -23,6 +21,8 @@ from commonweal.datasets._leaf import (
     leaf_files,
     leaf_users,
 )
+from commonweal.sources.cache import Arrays
+from commonweal.sources.files import locate_one, read_members
 
 MANUAL = (
     "the Moby edition, a text file per play (github martin-gorner/tensorflow-rnn-shakespeare), "

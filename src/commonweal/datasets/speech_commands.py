@@ -13,9 +13,9 @@ import numpy as np
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.datasets._audio import read_wave
-from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._files import list_members, locate_one, read_members
-from commonweal.datasets._shared import natural_federation
+from commonweal.datasets.pools import natural_federation
+from commonweal.sources.cache import New, cached, write
+from commonweal.sources.files import list_members, locate_one, read_members
 
 SOURCES = """
 speech_commands http://download.tensorflow.org/data/

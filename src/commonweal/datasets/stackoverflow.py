@@ -10,10 +10,10 @@ from pathlib import Path
 
 from commonweal.base.errors import ConfigError, DataError, install
 from commonweal.data.federation import Federation
-from commonweal.datasets._files import locate
 from commonweal.datasets._leaf import ClientRows, cached_rows, leaf_federation
-from commonweal.datasets._shared import choose_clients
 from commonweal.datasets._words import encode, shift, vocabulary
+from commonweal.datasets.pools import choose_clients
+from commonweal.sources.files import locate
 
 MANUAL = "stackoverflow_train.h5 and stackoverflow_test.h5 of TensorFlow Federated"
 FILES = ("stackoverflow_train.h5", "stackoverflow_test.h5")

@@ -9,7 +9,7 @@ education and occupation are left out.
 from importlib.resources import as_file, files
 
 from commonweal.data.federation import Federation
-from commonweal.datasets._shared import Pool
+from commonweal.datasets.pools import Pool
 from commonweal.datasets.table import table
 
 

@@ -19,12 +19,9 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.split import number_clients, some
-from commonweal.datasets._files import read_npz
-from commonweal.datasets._fit import Options, fit
-from commonweal.datasets._held_out import Test, divide_rows
-from commonweal.datasets._shared import Pool, TaskOptions, natural_federation, standardized
-from commonweal.datasets._table_files import read_batches, separator_in
-from commonweal.datasets._tables import (
+from commonweal.datasets.pools import Pool, TaskOptions, natural_federation, standardized
+from commonweal.sources.files import read_npz
+from commonweal.tables.columns import (
     CLIENT,
     Names,
     Roles,
@@ -34,6 +31,9 @@ from commonweal.datasets._tables import (
     read_survey,
     read_table,
 )
+from commonweal.tables.files import read_batches, separator_in
+from commonweal.tables.fit import Options, fit
+from commonweal.tables.held_out import Test, divide_rows
 
 Task = Literal["auto", "classes", "values"]
 CLASSES = 20  # different whole numbers, beyond which labels are values

@@ -7,10 +7,10 @@ The publisher's test part has no labels: its validation part is used as the test
 from pathlib import Path, PurePosixPath
 
 from commonweal.base.errors import DataError
-from commonweal.datasets._cache import New, cached
-from commonweal.datasets._files import list_members, locate_one, read_members
-from commonweal.datasets._images import match_images, write_images
-from commonweal.datasets._shared import Part, Pool, Test, pool_of
+from commonweal.datasets.images import match_images, write_images
+from commonweal.datasets.pools import Part, Pool, Test, pool_of
+from commonweal.sources.cache import New, cached
+from commonweal.sources.files import list_members, locate_one, read_members
 
 SOURCES = """
 tiny_imagenet http://cs231n.stanford.edu/

@@ -9,7 +9,7 @@ from importlib.resources import files
 import numpy as np
 
 from commonweal.data.federation import Federation
-from commonweal.datasets._shared import natural_federation
+from commonweal.datasets.pools import natural_federation
 
 # UCI's documentation gives the speakers' names in this order.
 NAMES = "Andrew Bill David Mark Jo Kate Penny Rose Mike Nick Rich Tim Sarah Sue Wendy"

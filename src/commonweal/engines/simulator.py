@@ -18,7 +18,7 @@ from commonweal.base import randomness
 from commonweal.base.devices import find_device
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.base.tensors import State, Tensors, select
-from commonweal.clients._local_model import hold_out
+from commonweal.clients.local_model import hold_out
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.rows import Rows

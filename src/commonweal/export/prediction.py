@@ -21,11 +21,11 @@ from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.split import some
-from commonweal.datasets._table_files import guess_encoding, read_batches
 from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
 from commonweal.report.formats import counted
+from commonweal.tables.files import guess_encoding, read_batches
 from commonweal.training.modules import InUnits
 from commonweal.training.scores import find
 from commonweal.training.uses import mixed_module, one_model

@@ -16,7 +16,7 @@ from flwr.app import (
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from commonweal.clients._local_model import GRID, posterior_mean
+from commonweal.clients.local_model import GRID, posterior_mean
 from commonweal.flower.messages import Metric
 
 LOSS_KEY = "loss-before"

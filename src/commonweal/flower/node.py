@@ -15,7 +15,7 @@ from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.base.files import write_file
 from commonweal.base.tensors import Tensors
-from commonweal.clients._local_model import hold_out
+from commonweal.clients.local_model import hold_out
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.preprocessing import Preprocessing

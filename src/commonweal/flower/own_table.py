@@ -19,10 +19,10 @@ from commonweal.data.federation import Features, Federation
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import Preprocessing, Summary, fit_sums, fit_text
 from commonweal.data.split import Split, quota, split_rows
-from commonweal.datasets._fit import make_features
-from commonweal.datasets._table_files import read_batches, separator_in
-from commonweal.datasets._tables import Roles, Table, names_in
 from commonweal.datasets.table import CLASSES, Labels, open_table, read_labels
+from commonweal.tables.columns import Roles, Table, names_in
+from commonweal.tables.files import read_batches, separator_in
+from commonweal.tables.fit import make_features
 
 SENT = 1000  # categories of a column, the most frequent ones
 KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "words"}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from commonweal.base.tensors import State, Tensors
 from commonweal.rules._outliers import FEW, LEAST, cosines, excess
-from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Reports, required
+from commonweal.rules.sparse_table import empty_table, lookup, put
 
 BUCKETS = 256  # of the sketch of an update
 

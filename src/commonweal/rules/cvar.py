@@ -11,7 +11,7 @@ from torch import Tensor
 
 from commonweal.base.arguments import check_bounds
 from commonweal.rules._levels import levels
-from commonweal.rules._private import PrivateCVaR
+from commonweal.rules.private_forms import PrivateCVaR
 from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless, prior_weights
 
 

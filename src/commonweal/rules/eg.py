@@ -14,9 +14,9 @@ from torch import Tensor
 from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
-from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.online import CDF, Scale, check_range, response
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
+from commonweal.rules.sparse_table import empty_table, lookup, put
 
 
 @dataclass(frozen=True)

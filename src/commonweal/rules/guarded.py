@@ -24,8 +24,8 @@ from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules._detectors import DETECTORS, USELESS, Last, LongUpdate, Round, Verdict, sketch
 from commonweal.rules._outliers import FEW, copies, excess, norms_for_sizes
-from commonweal.rules._table import empty_table, lookup, put
 from commonweal.rules.rule import Combinator, Decision, Descent, Kind, Need, Reports, required
+from commonweal.rules.sparse_table import empty_table, lookup, put
 
 GROWTH = 10.0  # a client's size is at most this many times the one that it first reported
 ABSURD = 50.0  # a size so many times the largest plausible one is false, not that of a large client

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from commonweal.rules._private import PrivateSemiVRed
+from commonweal.rules.private_forms import PrivateSemiVRed
 from commonweal.rules.rule import Kind, Reports, prior_weights
 from commonweal.rules.vred import VRed
 

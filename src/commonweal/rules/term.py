@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from commonweal.rules._private import PrivateTERM
 from commonweal.rules.online import mixture, relative
+from commonweal.rules.private_forms import PrivateTERM
 from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless
 
 

@@ -10,7 +10,7 @@ from commonweal import metrics
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.randomness import JUDGE, stream
 from commonweal.data.federation import Federation
-from commonweal.synthetic._fit import check_unit, fit, scaled
+from commonweal.synthetic.fitting import check_unit, fit, scaled
 from commonweal.training.evaluation import evaluate
 from commonweal.training.task import Task
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from commonweal.base.tensors import Tensors
-from commonweal.synthetic._fit import scaled
-from commonweal.synthetic._generating import Generating, GeneratorTask, down, up
+from commonweal.synthetic.fitting import scaled
+from commonweal.synthetic.generating import Generating, GeneratorTask, down, up
 from commonweal.training.losses import LOSSES
 from commonweal.training.task import Batch
 

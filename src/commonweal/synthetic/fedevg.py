@@ -23,9 +23,9 @@ from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Reports, Rule, decide
-from commonweal.synthetic import _energy, _fit
-from commonweal.synthetic._energy import energy_gradient, langevin, logit
-from commonweal.synthetic._fit import Synthetic, draw_seed, normal
+from commonweal.synthetic import energy, fitting
+from commonweal.synthetic.energy import energy_gradient, langevin, logit
+from commonweal.synthetic.fitting import Synthetic, draw_seed, normal
 from commonweal.training.client_state import NO_STATE, ClientState
 from commonweal.training.losses import LOSSES
 from commonweal.training.optimizers import step_decay
@@ -133,7 +133,7 @@ class FedEvg(Synthetic):
     @property
     def limits(self) -> tuple[float, float]:
         """Where synthetic samples are."""
-        return _energy.UNIT if self.bound is None else (-self.bound, self.bound)
+        return energy.UNIT if self.bound is None else (-self.bound, self.bound)
 
     @property
     def epochs_of_classifier(self) -> int:
@@ -190,8 +190,8 @@ class FedEvg(Synthetic):
         number = int(state["round"])
         boltzmann = values["boltzmann"]
         if self.energies == "exact":
-            boltzmann = _energy.exponentials(boltzmann, weights)
-        grad, posterior = _energy.mixture(weights, boltzmann, values["gradient"])
+            boltzmann = energy.exponentials(boltzmann, weights)
+        grad, posterior = energy.mixture(weights, boltzmann, values["gradient"])
         epsilon = normal(grad.shape, stream(self.seed, number, 0, LANGEVIN))
         step = self.step(number)
         x = langevin(state["x"], grad, step, self.chosen.noise, epsilon, self.limits)
@@ -200,7 +200,7 @@ class FedEvg(Synthetic):
     def step(self, number: int) -> float:
         """The server's step size in round 1, 2, ..., T."""
         chosen = self.chosen
-        progress = _energy.SCHEDULES[chosen.schedule](number, self.rounds)
+        progress = energy.SCHEDULES[chosen.schedule](number, self.rounds)
         return self.first + (chosen.last - self.first) * progress
 
     def samples(self, state: State) -> tuple[Tensor, Tensor]:
@@ -241,7 +241,7 @@ class FedEvg(Synthetic):
         self, message: Tensors, rows: Rows, w: Tensor, rng: np.random.Generator
     ) -> tuple[Tensors, Tensor]:
         """Train a client's classifier: energies and gradients of the received samples, and w."""
-        x = _fit.check_unit(rows.x) if self.bound is None else rows.x
+        x = fitting.check_unit(rows.x) if self.bound is None else rows.x
         w, report = self.train(w, message, x, rows.y, rng)
         energy, grad = energy_gradient(self.task, w, message["x"], message["y"], self.clip)
         # With unbounded energies one client could dominate the mixture (section 4.3.3). Exact ones
@@ -259,13 +259,13 @@ class FedEvg(Synthetic):
         """
         cross_entropy = LOSSES["cross-entropy"]
         round = int(message["round"])
-        optimizer = _fit.adam(step_decay(self.lr, self.decay, self.decay_every, round))
+        optimizer = fitting.adam(step_decay(self.lr, self.decay, self.decay_every, round))
         w = w.clone()
         memory = optimizer.memory(w)
         chains, labels = message["x"].clone(), message["y"]
         losses, scores = [], []
-        for index in _fit.batches(len(y), self.batch, self.epochs, self.steps, rng):
-            real, own = _fit.scaled(x[index]), y[index]
+        for index in fitting.batches(len(y), self.batch, self.epochs, self.steps, rng):
+            real, own = fitting.scaled(x[index]), y[index]
             count = min(len(index), len(labels))
             drawn = torch.from_numpy(rng.choice(len(labels), count, replace=False))
             drawn_labels = labels[drawn]
@@ -277,7 +277,7 @@ class FedEvg(Synthetic):
             of_real, of_anchor, negative = torch.split(outputs, [len(own), count, count])
             real_losses = cross_entropy(of_real, own)
             loss = real_losses.mean() + self.lam * cross_entropy(of_anchor, drawn_labels).mean()
-            loss = loss + _energy.contrast(logit(of_real, own), logit(negative, drawn_labels))
+            loss = loss + energy.contrast(logit(of_real, own), logit(negative, drawn_labels))
             optimizer.step(w, torch.autograd.grad(loss, leaf)[0], memory)
             losses.append(real_losses.detach())
             scores.append(of_real.argmax(1) == own)

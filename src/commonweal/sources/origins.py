@@ -69,7 +69,7 @@ def _files(text: str) -> tuple[File, ...]:
 def _declarations() -> dict[str, dict[str, str]]:
     """The strings of every dataset's file, by the dataset's name."""
     declared: dict[str, dict[str, str]] = {}
-    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+    for path in sorted((Path(__file__).parents[1] / "datasets").glob("[a-z]*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) not in KEYS:
                 continue

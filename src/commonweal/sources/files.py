@@ -22,7 +22,7 @@ import platformdirs
 from commonweal.base.errors import DataError
 from commonweal.base.files import check_plain
 from commonweal.base.memory import available, check_memory
-from commonweal.datasets._sources import advice
+from commonweal.sources.origins import advice
 
 PACKED = (".gz", ".xz")
 PIECE = 1 << 24  # bytes that are unpacked at once

@@ -10,8 +10,8 @@ from torch.nn.functional import interpolate
 
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
-from commonweal.datasets._cache import New, write
-from commonweal.datasets._files import list_members, read_members
+from commonweal.sources.cache import New, write
+from commonweal.sources.files import list_members, read_members
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
 BLOCK = 10_000  # images that are resized at once

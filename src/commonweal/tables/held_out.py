@@ -8,7 +8,7 @@ import numpy as np
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.plain_table import is_missing, is_number
 from commonweal.data.split import quota, some
-from commonweal.datasets._tables import Table
+from commonweal.tables.columns import Table
 
 Test = float | Literal["last"]
 TEST_WORDS = ("test", "testing", "tst", "holdout", "hold-out", "true", "yes")

@@ -19,11 +19,12 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from commonweal.base.errors import DataError
 from commonweal.base.memory import check_memory
-from commonweal.datasets._files import cache_root
+from commonweal.sources.files import cache_root
 
 Arrays = dict[str, np.ndarray]
 New = Callable[[str, tuple[int, ...], DTypeLike], np.ndarray]  # name, shape, type -> to be filled
 Parse = Callable[[New], None]
+READERS = ("data", "datasets", "sources", "tables")  # folders whose code reads data
 
 
 def cached(name: str, sources: Sequence[Path], parse: Parse, options: str = "") -> Arrays:
@@ -102,7 +103,7 @@ def _key(sources: Sequence[Path], options: str) -> str:
 def _code() -> str:
     """A hash of what reads data, so that what an older version parsed is not used."""
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for file in (*sorted(here.glob("*.py")), *sorted((here.parent / "data").glob("*.py"))):
-        digest.update(file.read_bytes())
+    for folder in READERS:
+        for file in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
+            digest.update(file.read_bytes())
     return digest.hexdigest()

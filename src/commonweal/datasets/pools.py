@@ -15,9 +15,9 @@ from commonweal.data.arrays import as_features, as_labels
 from commonweal.data.federation import Features, Federation
 from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.split import Split, draw_names, number_clients, split_rows
-from commonweal.datasets._cache import Arrays
-from commonweal.datasets._images import resize
+from commonweal.datasets.images import resize
 from commonweal.datasets.partition import DirichletByClass, Partition
+from commonweal.sources.cache import Arrays
 
 Fit = Callable[[Split], Features]  # makes features once it is known which rows are for training
 DEFAULT_PARTITION = DirichletByClass()

@@ -15,7 +15,7 @@ from commonweal.data.federation import Features
 from commonweal.data.plain_table import GAP, GROUPED, Column
 from commonweal.data.preprocessing import Preprocessing, Statistics, fit_numbers, fit_text
 from commonweal.data.split import Split
-from commonweal.datasets._tables import Table
+from commonweal.tables.columns import Table
 
 CHUNK = 1 << 16  # rows that become features at once
 SHOWN = 6  # columns that a note names

@@ -9,24 +9,24 @@ import logging
 from pathlib import Path
 
 from commonweal.base.errors import DataError, did_you_mean
-from commonweal.datasets import _sources
-from commonweal.datasets._files import data_root, find
-from commonweal.datasets._sources import File
+from commonweal.sources import origins
+from commonweal.sources.files import data_root, find
+from commonweal.sources.origins import File
 
 TRIES = 3
 
 
 def sources(dataset: str) -> tuple[File, ...]:
     """The files of a dataset that can be downloaded."""
-    files = _sources.downloads(dataset)
+    files = origins.downloads(dataset)
     if files:
         return files
-    manual = _sources.manual(dataset)
+    manual = origins.manual(dataset)
     if manual is not None:
         raise DataError(
             f"dataset {dataset!r} cannot be downloaded for you: put {manual} into the folder"
         )
-    hint = did_you_mean(dataset, _sources.names())
+    hint = did_you_mean(dataset, origins.names())
     raise DataError(f"dataset {dataset!r} needs no download, or is unknown: {hint}")
 
 
@@ -60,7 +60,7 @@ def fetch(file: File, progress: object = False, root: Path | None = None) -> Pat
 def differing(dataset: str, dir: str | None = None) -> list[str]:
     """The files in the data directory that are not the published ones, byte for byte."""
     names = []
-    for file in _sources.downloads(dataset):
+    for file in origins.downloads(dataset):
         path = find(file.folder, file.name, dir)
         if path is None or path.name != file.name:  # missing, or unpacked: nothing to compare
             continue

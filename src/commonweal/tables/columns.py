@@ -22,8 +22,8 @@ from commonweal.data import plain_table
 from commonweal.data.plain_table import Column
 from commonweal.data.preprocessing import ID
 from commonweal.data.split import repeated
-from commonweal.datasets._cache import New, cached, write
-from commonweal.datasets._table_files import Batches
+from commonweal.sources.cache import New, cached, write
+from commonweal.tables.files import Batches
 
 if TYPE_CHECKING:
     import pyarrow

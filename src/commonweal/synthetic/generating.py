@@ -21,7 +21,7 @@ from commonweal.base.tensors import State, Tensors
 from commonweal.data.population import Population
 from commonweal.rules.rule import Rule
 from commonweal.servers.server import ServerOptimizer
-from commonweal.synthetic._fit import BETAS, WEIGHT_DECAY, Synthetic, check_unit, draw_seed
+from commonweal.synthetic.fitting import BETAS, WEIGHT_DECAY, Synthetic, check_unit, draw_seed
 from commonweal.training.client import Client
 from commonweal.training.client_state import ClientState
 from commonweal.training.objective import Custom, Objective

@@ -1,0 +1,1 @@
+"""Tables of any length: their files, what their columns hold, and the features made of them."""

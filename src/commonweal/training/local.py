@@ -74,8 +74,9 @@ def train_locally(
     gathered: tuple[Tensors, Tensors, Tensors] = ({}, {}, {})
     for positions in chunks(task, rows, plan, at_once):
         where = _adjacent(positions)
+        is_whole = where == slice(0, clients)
         place = None
-        if isinstance(where, slice) and not models:  # updates are written to where they stay
+        if isinstance(where, slice) and not is_whole and not models:  # updates stay where written
             if "update" not in gathered[0]:
                 gathered[0]["update"] = message["w"].new_empty(clients, task.size)
             place = gathered[0]["update"][where]
@@ -91,7 +92,7 @@ def train_locally(
             trained[0]["train_loss"] = totals.sum(0) / batches.sum(0)
         for target, values in zip(gathered, trained, strict=True):
             for name, value in values.items():
-                if where == slice(0, clients):
+                if is_whole:
                     target[name] = value
                 elif value is not place:
                     if name not in target:

@@ -23,6 +23,11 @@ def test_compare_prints_a_table_and_draws(command: Command, file: Path, tmp_path
     markdown = command(*arguments, "--format", "markdown", "-q")
     assert "| term(t=2) |" in markdown.out
     assert markdown.err == ""
+    quiet = command(*arguments, "--quiet")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+    folder = tmp_path / "runs" / "e-compare"
+    assert command("show", folder, "--quiet").out == ""
+    assert strict(command("show", folder, "--quiet", "--json").out)
 
 
 def test_compare_with_mistakes_is_one_sentence(command: Command, file: Path) -> None:

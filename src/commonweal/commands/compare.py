@@ -160,7 +160,8 @@ def compare(
             )
         return
     comparison = Comparison.of_plan(plan, failures)
-    print_comparison(comparison, form, metrics, decimals)
+    if form != "terminal" or not quiet:
+        print_comparison(comparison, form, metrics, decimals)
     for line in comparison.failures:
         console.say(line)
     if picture is not None:

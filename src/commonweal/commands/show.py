@@ -108,7 +108,7 @@ def _show_comparisons(folder: Path, quiet: bool, as_json: bool) -> None:
         if len(groups) > 1 and not quiet and not as_json:
             console.show(f"{group[0].part('dataset', 'data')}:")
         comparison = Comparison.of_records(group)
-        if not quiet:
+        if as_json or not quiet:
             print_comparison(comparison, "json" if as_json else "terminal")
         for line in comparison.failures:
             console.say(line)

@@ -57,6 +57,8 @@ def test_settings_that_mean_nothing_on_flower_are_refused(tmp_path: Path, settin
 
 
 def test_engine_flower_says_how_to_run_on_flower() -> None:
-    given = Experiment(dataset="vowel", engine="flower")
+    """Without reading the data, which may be nowhere near."""
+    missing = {"name": "table", "path": "nowhere.csv", "label": "y", "client": "site"}
+    given = Experiment(dataset=missing, engine="flower")
     with pytest.raises(ConfigError, match="commonweal flower export FILE DIR"):
         next(iter(commonweal.run(given)))

@@ -229,15 +229,20 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
 
 def federation_of(experiment: Experiment) -> Federation:
     """The data of an experiment, with what its settings add and hold back."""
+    _check_engine(experiment)  # before data are read
     return _divided(build_dataset(experiment), experiment)
 
 
-def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
+def _check_engine(settings: RunSettings) -> None:
     if settings.engine == "flower":
         raise ConfigError(
             f"engine = {settings.engine!r}: experiments run on Flower as an app; write one with "
             "commonweal flower export FILE DIR and start it with flwr run, or leave engine out"
         )
+
+
+def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
+    _check_engine(settings)
     return engines.simulate(
         federation,
         seed=settings.seed,

@@ -69,6 +69,12 @@ def refused(**values: Any) -> str:
     return message
 
 
+def test_a_wrong_loss_is_told_the_names_and_how_to_write_your_own() -> None:
+    own = "a loss of your own is written ./file.py:function"
+    assert refused(loss="hubr") == f"loss = 'hubr': did you mean 'huber'?; {own}"
+    assert refused(loss=3).endswith(own) and "'poisson'" in refused(loss=3)
+
+
 def test_defaults_are_complete() -> None:
     e = Experiment(dataset="vowel")
     assert e.rule == {"name": "fedavg"}

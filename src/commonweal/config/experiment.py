@@ -78,6 +78,7 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]  # lists, too
 Weights = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
 ByClass = Annotated[dict[Annotated[str, BeforeValidator(str)], float], Field(min_length=1)]
 Loss = Literal["squared", "huber", "absolute", "poisson"]
+OWN_LOSS = "; a loss of your own is written ./file.py:function"
 HINTS = {
     "cohort": "give a number of clients, a share above 0 and at most 1, or 'all'",
     "score": "give the name of a score, or a list of names",
@@ -135,9 +136,10 @@ class RunSettings(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             key = str(error.errors()[0]["loc"][0])
-            raise ConfigError(
-                f"{key} = {values[key]!r}: {HINTS[key]}" if key in HINTS else catalog.explain(error)
-            ) from None
+            if key in HINTS:
+                raise ConfigError(f"{key} = {values[key]!r}: {HINTS[key]}") from None
+            more = OWN_LOSS if key == "loss" else ""
+            raise ConfigError(catalog.explain(error) + more) from None
         for key, value in (("threshold", self.threshold), ("patience", self.patience)):
             if value is not None and not self.validation:
                 raise ConfigError(

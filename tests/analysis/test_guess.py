@@ -314,3 +314,9 @@ def test_possible_clients_are_offered_where_no_name_says_so(tmp_path: Path) -> N
     columns = {"area": one_of("north", "south", "west"), "x": number, "result": yes_no}
     said = "\n".join(look(written(tmp_path / "a.csv", columns)).remarks)
     assert 'To name the column of clients: --client "area"' in said
+
+
+def test_clients_with_a_column_each_are_recognised(tmp_path: Path) -> None:
+    hot = {f"site_{k}": (lambda rng, i, k=k: int(i % 3 == k)) for k in range(3)}
+    said = "\n".join(look(written(tmp_path / "b.csv", hot | {"x": number, "y": yes_no})).remarks)
+    assert "'site_0' ... 'site_2' may be clients" in said

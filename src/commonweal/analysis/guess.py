@@ -326,7 +326,14 @@ def _on_pool(contents: Table) -> list[str]:
     possible = roles.could_name(contents.profiles, contents.facts.roles.label)
     name = possible[0] if possible else "COLUMN"
     also = f" (also possible: {_some(possible[1:])})" if len(possible) > 1 else ""
-    return [f'{text}. To name the column of clients: --client "{name}"{also}']
+    remarks = [f'{text}. To name the column of clients: --client "{name}"{also}']
+    one_hot = roles.one_hot_clients(contents.profiles)
+    if len(one_hot) > 2:
+        remarks.append(
+            f"{one_hot[0]!r} ... {one_hot[-1]!r} may be clients, one column for each: to use them, "
+            "write one column with the client's name"
+        )
+    return remarks
 
 
 def _is_skewed(y: np.ndarray) -> bool:

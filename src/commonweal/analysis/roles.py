@@ -212,6 +212,16 @@ def could_name(profiles: Mapping[str, Profile], label: str) -> list[str]:
     return names
 
 
+def one_hot_clients(profiles: Mapping[str, Profile]) -> list[str]:
+    """Columns of 0 and 1 that are called like clients, such as site_a, site_b and site_c."""
+    groups: dict[str, list[str]] = {}
+    for name, profile in profiles.items():
+        first = words(name)[:1]
+        if profile.different == 2 and first and _names_client(first[0]):
+            groups.setdefault(first[0], []).append(name)
+    return max(groups.values(), key=len, default=[])
+
+
 # Codes and times
 
 

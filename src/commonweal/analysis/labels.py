@@ -109,15 +109,21 @@ def labels(records: Iterable[Outline]) -> list[str]:
     for key in _varying(others):
         if key.partition(".")[0] not in PARTS and key not in OF_METHODS:
             usual[key] = _usual(key, others)
+    by_method: dict[str, list[dict[str, Plain]]] = {}
+    for own, method in zip(tables, methods, strict=True):
+        by_method.setdefault(method, []).append(own)
+    # The parameters of different methods always differ: those of the same one tell runs apart.
+    within = {method: _varying(same) for method, same in by_method.items()}
+    compared = {}  # the baselines that are called so without settings
+    for method in by_method.keys() & set(BASELINES):
+        compared[method] = max(by_method[method], key=lambda own: _agreement(own, others))
     texts = []
     for own, method in zip(tables, methods, strict=True):
-        same = [table for table, other in zip(tables, methods, strict=True) if other == method]
-        if method in BASELINES and own is max(same, key=lambda table: _agreement(table, others)):
+        if own is compared.get(method):
             texts.append(method)
             continue
         unusual = [key for key, value in usual.items() if repr(own.get(key)) != value]
-        # The parameters of different methods always differ: those of the same one tell runs apart.
-        apart = [key for key in _varying(same) if key not in usual]
+        apart = [key for key in within[method] if key not in usual]
         texts.append(" ".join([method, *(_setting(key, own) for key in unusual + apart)]))
     return texts
 

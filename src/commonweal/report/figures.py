@@ -424,10 +424,10 @@ class Setting(NamedTuple):
 def front(settings: Sequence[Setting], score: str, lower_is_better: bool = False) -> Picture:
     """Draw mean against worst 10 % of all settings of all rules, and those that no other beats."""
     sign = -1 if lower_is_better else 1
+    values = sign * np.array([setting[2:] for setting in settings])  # mean and worst (S, 2)
     unbeaten = []
-    for setting in settings:
-        values = sign * np.array([other[2:] for other in settings])  # mean and worst
-        gains = values - sign * np.array(setting[2:])
+    for setting, own in zip(settings, values, strict=True):
+        gains = values - own
         beaten = (gains.min(1) >= 0) & (gains.max(1) > 0)  # at least as good in both, and better
         if not beaten.any():
             unbeaten.append(setting)

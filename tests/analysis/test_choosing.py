@@ -315,3 +315,12 @@ def test_cox_keeps_local_training_unless_likely(tmp_path: Path) -> None:
     assert choice.taken["safe"] == choice.taken["proved"] == {"alone": 6}
     assert choice.taken["likely"]["fedavg"] > 0
     assert any("Cox" in note for note in choice.notes)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"models": {"a": 3}}', '{"models": {"a": {}}}', "[" * 10**5]
+)
+def test_a_damaged_choice_says_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / "choice.json").write_text(text)
+    with pytest.raises(RunError, match=r"damaged .*: run commonweal choose again"):
+        chosen_model(tmp_path, "a")

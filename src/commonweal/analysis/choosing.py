@@ -440,7 +440,7 @@ def chosen_clients(folder: Path) -> dict[str, ChosenModel]:
         raise RunError(
             f"{str(folder)!r} has no {FILE}: commonweal choose {folder} writes it"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{str(path)!r} is damaged ({error}): run commonweal choose again") from None
 
 

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -150,17 +150,6 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
                 parts[where] = outputs.to(parts.dtype)
         return parts
 
-    def _score(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        client: ArrayLike | None = None,
-    ) -> float:
-        """The accuracy of a classifier, or the coefficient of determination R^2 of a regressor."""
-        measure = accuracy_score if is_classifier(self) else r2_score
-        return float(measure(y, self.predict(X, client), sample_weight=sample_weight))
-
     def __sklearn_is_fitted__(self) -> bool:
         return "uses_" in vars(self)
 
@@ -214,7 +203,15 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         labels: NDArray[np.generic] = self.classes_[chosen]
         return labels
 
-    score = _Federated._score
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        client: ArrayLike | None = None,
+    ) -> float:
+        """The accuracy."""
+        return float(accuracy_score(y, self.predict(X, client), sample_weight=sample_weight))
 
 
 class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
@@ -242,4 +239,12 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         """The predicted value of each sample."""
         return self._outputs(X, client)[:, 0].double().numpy()
 
-    score = _Federated._score
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        client: ArrayLike | None = None,
+    ) -> float:
+        """The coefficient of determination R^2."""
+        return float(r2_score(y, self.predict(X, client), sample_weight=sample_weight))

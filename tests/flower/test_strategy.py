@@ -239,6 +239,25 @@ def test_what_clients_do_not_send_is_said(tmp_path: Path) -> None:
         FairStrategy({"name": "grouped", "rule": "afl", "domains": 2})
 
 
+def test_clients_that_fail_for_different_reasons_in_a_round_do_not_end_the_run() -> None:
+    """One app crashes and the other sends no size, in the second round only."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        metrics = {"num-examples": 5, "loss-before": 1.0}
+        if message.content.config_records["config"]["server-round"] == 2:
+            if context.node_config["partition-id"] == 0:
+                raise MemoryError("for a moment")
+            del metrics["num-examples"]
+        content = RecordDict({"arrays": START, "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    strategy = FairStrategy("aaggff-s", out=None, fraction_evaluate=0)
+    start(strategy, LocalGrid(app, configs(2)), 3)
+    assert [len(each.dropped) for each in strategy.history] == [0, 2, 0]
+
+
 def test_too_few_nodes_are_waited_for_and_named() -> None:
     strategy = FairStrategy("aaggff-s", out=None, wait=0.2, min_available_nodes=5)
     with pytest.raises(RunError, match="4 nodes are connected, but 5 are needed"):

@@ -27,7 +27,7 @@ from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
 
 AGAIN = 60.0  # seconds after which a node that has not said which client it is is asked again
-AWAY = Problem("its node is not connected", passing=True)
+AWAY = Problem("unavailable", "its node is not connected")
 
 
 class FlowerEngine(Engine, StateStore):
@@ -144,7 +144,7 @@ class FlowerEngine(Engine, StateStore):
                 self._admit(node, Schema.read(messages.settings_of(answers.contents[node])))
                 return
         except DataError as error:
-            problem = Problem(str(error))
+            problem = Problem("schema", str(error))
         if not problem.passing:  # others are asked again
             self.refused[node] = problem.text
         if node not in self._warned:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 import torch
@@ -108,7 +109,7 @@ class Answers:
                 self.failed[node] = _problem(reply.error.code, reply.error.reason)
         for node in asked.values():
             if node not in self.contents:
-                self.failed.setdefault(node, Problem(f"no reply {waited}", passing=True))
+                self.failed.setdefault(node, Problem("silent", f"no reply {waited}"))
 
     @property
     def nodes(self) -> list[int]:
@@ -124,7 +125,8 @@ class Answers:
 def _problem(code: int, reason: str | None) -> Problem:
     lines = (reason or "").strip().splitlines()
     text = lines[-1].strip() if lines else "no reason given"
-    return Problem(f"its app failed: {text[:200]} (Flower's error {code})", code == UNAVAILABLE)
+    kind: Literal["app", "unavailable"] = "unavailable" if code == UNAVAILABLE else "app"
+    return Problem(kind, f"its app failed: {text[:200]} (Flower's error {code})")
 
 
 def settings_of(content: RecordDict) -> Settings:

@@ -26,8 +26,13 @@ Numbers = list[int] | list[float]
 class Problem(NamedTuple):
     """Why a node's reply cannot be used."""
 
+    kind: Literal["silent", "unavailable", "app", "name", "metrics", "arrays", "schema", "rule"]
     text: str
-    passing: bool = False  # whether the node may answer the next time without a change
+
+    @property
+    def passing(self) -> bool:
+        """Whether the node may answer the next time without a change."""
+        return self.kind in ("silent", "unavailable")
 
 
 @dataclass
@@ -64,12 +69,13 @@ def column(records: Iterable[Report | Evaluated], name: str) -> Tensor:
 
 
 def check_trained(reports: Sequence[Report]) -> None:
-    """Raise RunError where all clients are refused: no round will train."""
-    problems = [report.problem for report in reports if report.problem is not None]
-    if reports and len(problems) == len(reports) and not any(p.passing for p in problems):
+    """Raise RunError where all clients are refused for the same reason: no round will train."""
+    first = reports[0].problem if reports else None
+    kinds = {None if report.problem is None else report.problem.kind for report in reports}
+    if first is not None and not first.passing and len(kinds) == 1:
         raise RunError(
             f"nothing can be trained: all {len(reports)} clients are refused; of the first: "
-            f"{problems[0].text}"
+            f"{first.text}"
         )
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -433,7 +433,7 @@ class FairStrategy(Strategy):
                     self._clients.name(node, str(values[self.name_key]), asked)
             except DataError as error:
                 del answers.contents[node]
-                answers.failed[node] = Problem(str(error))
+                answers.failed[node] = Problem("name", str(error))
         return answers
 
     def _read(self, answers: Answers) -> tuple[list[Report], torch.Tensor]:
@@ -450,15 +450,17 @@ class FairStrategy(Strategy):
                 continue
             content = answers.contents[node]
             values = metrics_of(content)
+            kind: Literal["metrics", "arrays"] = "metrics"
             try:
                 self._reader.fill(report, values, known.last, self.rule.needs)
+                kind = "arrays"
                 if aggregation.private is not None:
                     private_rounds.read_weighed(aggregation.private, report, values)
                 arrays = messages.values_of(messages.only_arrays(content))
                 aggregation.layout.subtract(aggregation.state["w"], arrays, updates[row])
                 row += 1
             except DataError as error:
-                report.problem = Problem(str(error))
+                report.problem = Problem(kind, str(error))
         return asked, updates[:row]
 
     def _round(
@@ -476,7 +478,7 @@ class FairStrategy(Strategy):
         by_name = sorted(asked, key=lambda report: report.name)
         for report in asked:
             if report.client in outcome.dropped:
-                report.problem = Problem(outcome.dropped[report.client])
+                report.problem = Problem("rule", outcome.dropped[report.client])
         dropped = {r.name: r.problem.text for r in by_name if r.problem is not None}
         for name, reason in dropped.items():
             logger.warning("round %d: client %s: %s", number, name, reason)

@@ -142,6 +142,25 @@ def test_gaps_in_numbers_become_the_mean_of_all_clients(tmp_path: Path) -> None:
     assert features[0, 0] == pytest.approx(age.median) and features[0, 1] == 1
 
 
+def test_units_and_missing_numbers_of_the_files_are_read_in_new_rows(tmp_path: Path) -> None:
+    """One clinic leaves the unit out, and one writes a limit of detection."""
+    tables = clinics()
+    for name, rows in tables.items():
+        for row in rows:
+            row["age"] += "" if name == "c" else " kg"
+        for row in rows[::5]:
+            row["creatinine"] = "999"
+    tables["clinic a"][1]["creatinine"] = "<0.1"
+    given = experiment("nowhere.csv", dataset={"missing": "creatinine=999"})
+    engine = FlowerEngine(grid_of(given, tmp_path, tables), nodes=3)
+    assert engine.preprocessing is not None
+    row = {key: [value] * 4 for key, value in tables["c"][1].items()}
+    row |= {"age": ["70.5 kg", "70.5"] * 2, "creatinine": ["999", "<0.1", "", "1.5"]}
+    age, creatinine, is_missing = engine.preprocessing.rows(row).T[:3]
+    assert len(set(age.tolist())) == 1
+    assert creatinine[:3].tolist() == [0, 0, 0] and is_missing.tolist() == [1, 1, 1, 0]
+
+
 # What does not fit is said, with names
 
 
@@ -169,6 +188,29 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     refused(tmp_path / "3", changed("admitted", "12/31/2024"), "dates as 2026-11-16")
     refused(tmp_path / "4", changed("state", "1"), "'state' holds numbers at 'c', but words at")
     refused(tmp_path / "5", changed("state", ""), "no row has a label in column 'state'")
+
+
+@pytest.mark.parametrize("column", ["age", "state"])
+def test_different_units_are_refused(tmp_path: Path, column: str) -> None:
+    tables = clinics()
+    for name, rows in tables.items():
+        for row in rows:
+            row[column] = f"{row['creatinine']} {'lb' if name == 'c' else 'kg'}"
+    refused(tmp_path, tables, f"'{column}' holds lb at 'c', but kg at 'clinic a': use one unit")
+
+
+def test_a_late_clinic_with_another_unit_is_refused(tmp_path: Path) -> None:
+    tables = {name: patients(0) for name in ("a", "late")}
+    for name, rows in tables.items():
+        for row in rows:
+            row["age"] += " kg" if name == "a" else " lb"
+    given = experiment("nowhere.csv", rounds=3)
+    grid = grid_of(given, tmp_path, tables)
+    late = dict([grid.nodes.popitem()])
+    engine = FlowerEngine(grid, nodes=1, timeout=0.5)
+    for _ in rounds.run(job_of(given, engine)):
+        grid.nodes |= late
+    assert any("'age' holds lb, but kg at the others" in why for why in engine.refused.values())
 
 
 def test_files_of_other_clients_are_refused(tmp_path: Path) -> None:

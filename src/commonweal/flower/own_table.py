@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,11 @@ def check_table(common: Preprocessing, given: TableSchema) -> None:
                 f"its column {column.name!r} holds {KINDS.get(becomes, 'ids')}, but "
                 f"{KINDS[column.becomes]} at the others"
             )
+        if column.unit and own.column.unit not in ("", column.unit):
+            raise DataError(
+                f"its column {column.name!r} holds {own.column.unit}, but {column.unit} at the "
+                "others: use one unit"
+            )
     known = common.class_names
     if known and given.classes is None:
         raise DataError(f"its labels are values, but the clients have agreed on {known[:5]}")
@@ -258,7 +264,13 @@ def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSche
     _check_same(name, orders, "write dates as 2026-11-16")
     first = next(iter(filled.values()))
     column = Column(
-        name, first.becomes, decimal=first.decimal, words=first.words, order=first.order
+        name,
+        first.becomes,
+        decimal=first.decimal,
+        unit=_unit(name, filled),
+        missing_as=tuple(dict.fromkeys(chain(*(own.missing_as for own in filled.values())))),
+        words=first.words,
+        order=first.order,
     )
     gaps = sum(schema.gaps for schema in by_client.values())  # where it holds categories
     if column.becomes == "text":
@@ -275,6 +287,13 @@ def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSche
     if column.becomes == "boolean":
         middle = float(2 * whole.total > whole.count)
     return fit_sums(column, whole, middle, options.scale)
+
+
+def _unit(name: str, by_client: Mapping[str, Column]) -> str:
+    """The unit of a column's numbers, which some clients may leave out."""
+    units = {client: column.unit for client, column in by_client.items() if column.unit}
+    _check_same(name, units, "use one unit")
+    return next(iter(units.values()), "")
 
 
 def _whole(schemas: Iterable[ColumnSchema]) -> Summary:
@@ -300,6 +319,7 @@ def _class_names(tables: Mapping[str, TableSchema]) -> tuple[str, ...]:
     labels = {client: table.label.column for client, table in tables.items()}
     first = next(iter(labels.values()))
     _check_same(first.name, {client: label.becomes for client, label in labels.items()})
+    _unit(first.name, labels)
     every: set[str] = set().union(*(table.classes or () for table in tables.values()))
     if first.becomes == "text":
         return tuple(sorted(every))

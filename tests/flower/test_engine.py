@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
 import torch
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from commonweal.base.errors import DataError, RunError
 from commonweal.config.experiment import Experiment
-from commonweal.flower import FlowerEngine, make_client_app
+from commonweal.flower import FlowerEngine, make_client_app, make_server_app
 from commonweal.flower.app import job_of, run_on
 from commonweal.jobs import rounds
 from commonweal.jobs.job import build_dataset, job_from_experiment
@@ -316,3 +316,29 @@ def test_only_messages_travel(tmp_path: Path) -> None:
     assert len(sizes) == 5 and max(sizes) < 650 * 4 + 2000
     assert all(not context.state for context in grid.contexts.values())
     assert torch.tensor(build_dataset(given).train.x.shape[1:]).prod() == 64
+
+
+def test_settings_of_a_run_may_be_strings(tmp_path: Path) -> None:
+    given = experiment(rounds=1)
+    server = make_server_app(given, nodes=9, wait=5)
+    config = {"nodes": str(CLIENTS), "timeout": "5", "out": str(tmp_path / "run")}
+    server(grid_of(given, tmp_path), Context(1, 1, {}, RecordDict(), config))
+    assert Record.read(tmp_path / "run").finished
+
+
+@pytest.mark.parametrize("version", ["0.1", None])
+def test_a_node_with_another_version_is_refused(tmp_path: Path, version: str | None) -> None:
+    class Old(LocalGrid):
+        def answer(self, message: Message) -> Message | None:
+            reply = super().answer(message)
+            if reply is not None and message.metadata.dst_node_id == min(self.nodes):
+                schema = reply.content.config_records["schema"]
+                del schema["version"]
+                if version is not None:
+                    schema["version"] = version
+            return reply
+
+    given = experiment()
+    configs = [{"partition-id": k, "state-dir": str(tmp_path)} for k in range(2)]
+    with pytest.raises(RunError, match="1 of 2 connected .*install the same version"):
+        FlowerEngine(Old(make_client_app(given), configs), nodes=2, wait=0.2, timeout=2)

@@ -39,7 +39,14 @@ from commonweal.training.task import Task
 
 Config = Mapping[str, str | int | float | bool]  # of a node, or of a run
 STATES = "state-dir"  # where a node keeps its client's states
-SETTINGS = ("out", "resume", "nodes", "wait", "timeout", "bind_names")  # of a run
+SETTINGS: dict[str, Callable[[Any], Any]] = {  # of a run, which may be given as strings
+    "out": str,
+    "resume": bool,
+    "nodes": int,
+    "wait": float,
+    "timeout": float,
+    "bind_names": bool,
+}
 
 
 def _read(experiment: Experiment | str | Path) -> Experiment:
@@ -67,7 +74,7 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
     The node's configuration says who it is and where its files are:
 
         client       the client's name
-        data         a CSV, Parquet or npz file with this client's rows (dataset "table" only)
+        data         a CSV or Parquet file with this client's rows (dataset "table" only)
         state-dir    where the client's state is kept, by default a folder of the user
 
     Without `client`, `partition-id` (a number) chooses one of the dataset's clients.
@@ -207,11 +214,11 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        chosen: dict[str, Any] = dict(settings)
+        chosen = dict(settings)
         for key in SETTINGS:
             if context.run_config.get(key, "") != "":
                 chosen[key] = context.run_config[key]
-        run_on(grid, given, **chosen)
+        run_on(grid, given, **{key: SETTINGS[key](value) for key, value in chosen.items()})
 
     return app
 

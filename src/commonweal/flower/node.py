@@ -10,6 +10,7 @@ from typing import TypeVar
 import pydantic
 import torch
 
+import commonweal
 from commonweal.algorithms.algorithm import Algorithm, Group, Request, first_state
 from commonweal.base import randomness
 from commonweal.base.errors import DataError
@@ -30,6 +31,7 @@ from commonweal.training.uses import Uses
 from commonweal.training.vectorize import single
 
 Value = TypeVar("Value")
+VERSION = ".".join(commonweal.__version__.split(".")[:2])
 STEPS = 1000  # more than a round has requests
 CLIENT = 0  # the number of a node's only client
 
@@ -72,10 +74,17 @@ class Schema:
     # JSON. Of a client: what its own file holds, from which all before follows. Of a run: the
     # preprocessing.
     table: str = ""
+    version: str = VERSION  # of Commonweal: others may send other messages
 
     @classmethod
     def read(cls, record: Mapping[str, object]) -> "Schema":
         """Read a schema that arrived. Raises DataError where it is not one."""
+        version = record.get("version", "of an older version")
+        if version != VERSION:
+            raise DataError(
+                f"one side runs Commonweal {version}, the other {VERSION}: install the same "
+                "version at the server and at all nodes"
+            )
         schema = parsed(cls, record)
         if schema.samples < 1 or (schema.outputs < 1 and not schema.table):
             raise DataError(f"it has {schema.samples} samples and {schema.outputs} outputs")

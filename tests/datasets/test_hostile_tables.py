@@ -95,7 +95,10 @@ def test_numbers_beyond_any_scale_are_left_out(tmp_path: Path) -> None:
     assert "left out, its numbers are too large: 'b'" in federation.notes
 
 
-@pytest.mark.parametrize(("first", "is_row"), [("A,70,x", True), ("1,2,3", False)])
+@pytest.mark.parametrize(
+    ("first", "is_row"),
+    [("A,70,x", True), ("1,2,3", False), ("A,inf,x", False), ("A,nan,x", False)],
+)
 def test_a_missing_header_is_reported(first: str, is_row: bool, tmp_path: Path) -> None:
     client, _, label = first.split(",")
     federation = load(tmp_path / "t.csv", f"{first}\n{LINES}", client=client, label=label)
@@ -106,6 +109,7 @@ def test_a_missing_header_is_reported(first: str, is_row: bool, tmp_path: Path) 
     ("column", "text", "message"),
     [
         (Column("c", "number"), "1,234", "'1,234' can be read in two ways"),
+        (Column("c", "number", missing_as=("9",)), "9,000", "'9,000' can be read in two ways"),
         (Column("c", "date", order="year-month-day"), "01/02/2026", "can be read in two ways"),
         (Column("c", "date", order="year-month-day"), "2026-01-01T25:00", "is not a date"),
     ],

@@ -241,7 +241,7 @@ def _parsed(column: Column, texts: Sequence[str]) -> list[float]:
         )
     for values in readings[1:]:
         for text, one, other in zip(texts, readings[0], values, strict=True):
-            if one != other and not math.isnan(one):
+            if one != other and not (math.isnan(one) and math.isnan(other)):
                 raise ValueError(
                     f"column {column.name!r}: {text!r} can be read in two ways: write it as in the "
                     "training rows"

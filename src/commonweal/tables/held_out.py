@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from commonweal.base.errors import ConfigError, DataError
-from commonweal.data.plain_table import is_missing, is_number
+from commonweal.data.plain_table import Column, is_number, parse
 from commonweal.data.split import quota, some
 from commonweal.tables.columns import Table
 
@@ -63,7 +63,8 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> Parts:
 
 def _on_names(names: list[str]) -> list[str]:
     """A note where the first line seems to be a row, as names are numbers in no order."""
-    numbers = [float(name) for name in names if is_number(name) and not is_missing(name)]
+    values = [parse(Column("", "number"), name) for name in names if is_number(name)]
+    numbers = [value for value in values if not np.isnan(value)]  # "nan" and "inf" are words
     if all(after - before == 1 for before, after in pairwise(numbers)) and len(numbers) != 1:
         return []
     return [f"columns are named {some(names)}: if this is a row, add a line of names above it"]

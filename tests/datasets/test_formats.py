@@ -90,6 +90,12 @@ def test_leaf_without_a_split_is_split(tmp_path: Path) -> None:
     assert federation.test.sizes.tolist() == [2, 2, 2]
 
 
+def test_users_of_leaf_with_more_samples_than_labels_are_named(tmp_path: Path) -> None:
+    leaf(tmp_path / "all_data.json", {"u": ([[0.0] * 784] * 3, [1, 2])})
+    with pytest.raises(DataError, match="user 'u' has 3 x and 2 y: get it again"):
+        commonweal.dataset("femnist", dir=str(tmp_path))
+
+
 def test_some_of_the_users_of_leaf(tmp_path: Path) -> None:
     names = [f"u{k}" for k in range(9)]
     users = {name: ([[k / 9] * 784] * 10, [k] * 10) for k, name in enumerate(names)}
@@ -212,6 +218,7 @@ def speech(root: Path) -> None:
         path = root / word / f"{speaker}000000_nohash_{k}.wav"
         sound(path, np.full(length, 7 + k), 16_000)
     sound(root / "_background_noise_" / "doing_the_dishes.wav", np.zeros(5), 16_000)
+    sound(root / "in_no_folder.wav", np.zeros(5), 16_000)
     (root / "validation_list.txt").write_text("no/0b000000_nohash_0.wav\n")
     (root / "testing_list.txt").write_text("")
 

@@ -340,5 +340,5 @@ def test_a_node_with_another_version_is_refused(tmp_path: Path, version: str | N
 
     given = experiment()
     configs = [{"partition-id": k, "state-dir": str(tmp_path)} for k in range(2)]
-    with pytest.raises(RunError, match="1 of 2 connected .*install the same version"):
+    with pytest.raises(RunError, match=r"1 of 2 connected .*install the same version"):
         FlowerEngine(Old(make_client_app(given), configs), nodes=2, wait=0.2, timeout=2)

@@ -60,7 +60,8 @@ def leaf_users(paths: list[Path]) -> Iterator[User]:
             for name in content["users"]:
                 x, y = content["user_data"][name]["x"], content["user_data"][name]["y"]
                 if len(x) != len(y):
-                    raise DataError(f"{str(path)!r}: user {name!r} has {len(x)} x and {len(y)} y")
+                    counts = f"{len(x)} x and {len(y)} y"
+                    raise DataError(f"{str(path)!r}: user {name!r} has {counts}: get it again")
                 yield User(str(name), x, y, _part(path))
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__} {error}"

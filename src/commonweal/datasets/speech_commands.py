@@ -49,9 +49,10 @@ def speech_commands(
                 skip.update(data.decode("ascii").split())
         spoken = {}  # file -> word, speaker
         for name in list_members(path, (".wav",)):
-            word, file = PurePosixPath(name).parts[-2:]
-            if "_nohash_" in file and f"{word}/{file}" not in skip:
-                spoken[name] = word, file.split("_")[0]
+            file = PurePosixPath(name)
+            word = file.parent.name
+            if "_nohash_" in file.name and f"{word}/{file.name}" not in skip:
+                spoken[name] = word, file.name.split("_")[0]
         words = sorted({word for word, _ in spoken.values()})
         count = Counter(speaker for _, speaker in spoken.values())
         chosen = {name: row for name, row in spoken.items() if count[row[1]] >= least}

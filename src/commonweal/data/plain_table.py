@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from itertools import islice
 from typing import Literal
 
@@ -198,8 +199,12 @@ def parse(column: Column, text: str) -> float:
     if column.unit:
         text = text.removesuffix(column.unit).removeprefix(column.unit).strip()
     value = _number(text, column.decimal)
-    missing = [_number(text) for text in column.missing_as if is_number(text)]
-    return math.nan if value in missing else value
+    return math.nan if value in _missing_numbers(column.missing_as) else value
+
+
+@cache
+def _missing_numbers(missing_as: tuple[str, ...]) -> list[float]:
+    return [_number(text) for text in missing_as if is_number(text)]
 
 
 def is_number(text: str) -> bool:

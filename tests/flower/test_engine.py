@@ -321,7 +321,7 @@ def test_only_messages_travel(tmp_path: Path) -> None:
 def test_settings_of_a_run_may_be_strings(tmp_path: Path) -> None:
     given = experiment(rounds=1)
     server = make_server_app(given, nodes=9, wait=5)
-    config = {"nodes": str(CLIENTS), "timeout": "5", "out": str(tmp_path / "run")}
+    config: dict[str, Any] = {"nodes": str(CLIENTS), "timeout": "5", "out": str(tmp_path / "run")}
     server(grid_of(given, tmp_path), Context(1, 1, {}, RecordDict(), config))
     assert Record.read(tmp_path / "run").finished
 

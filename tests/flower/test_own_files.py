@@ -154,9 +154,9 @@ def test_units_and_missing_numbers_of_the_files_are_read_in_new_rows(tmp_path: P
     given = experiment("nowhere.csv", dataset={"missing": "creatinine=999"})
     engine = FlowerEngine(grid_of(given, tmp_path, tables), nodes=3)
     assert engine.preprocessing is not None
-    row = {key: [value] * 4 for key, value in tables["c"][1].items()}
-    row |= {"age": ["70.5 kg", "70.5"] * 2, "creatinine": ["999", "<0.1", "", "1.5"]}
-    age, creatinine, is_missing = engine.preprocessing.rows(row).T[:3]
+    new = {key: [value] * 4 for key, value in tables["c"][1].items()}
+    new |= {"age": ["70.5 kg", "70.5"] * 2, "creatinine": ["999", "<0.1", "", "1.5"]}
+    age, creatinine, is_missing = engine.preprocessing.rows(new).T[:3]
     assert len(set(age.tolist())) == 1
     assert creatinine[:3].tolist() == [0, 0, 0] and is_missing.tolist() == [1, 1, 1, 0]
 

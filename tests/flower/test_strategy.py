@@ -245,7 +245,7 @@ def test_clients_that_fail_for_different_reasons_in_a_round_do_not_end_the_run()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        metrics = {"num-examples": 5, "loss-before": 1.0}
+        metrics: dict[str, Any] = {"num-examples": 5, "loss-before": 1.0}
         if message.content.config_records["config"]["server-round"] == 2:
             if context.node_config["partition-id"] == 0:
                 raise MemoryError("for a moment")

@@ -146,6 +146,18 @@ def test_every_flipped_bit_of_every_file_is_noticed(half: Path, copy: Path) -> N
     assert problems(copy) == []
 
 
+def test_every_damaged_file_is_reported(copy: Path) -> None:
+    """Whoever restores them from a backup needs all their names."""
+    files = [*(copy / "client_states").iterdir(), copy / "run.json", copy / "rounds.jsonl"]
+    files.append(copy / "experiment.toml")
+    assert len(files) > 4
+    for file in files:
+        file.write_bytes(file.read_bytes().replace(b"0", b"1", 1))
+    damage = problems(copy)
+    assert len(damage) == len(files)
+    assert all(any(repr(str(file)) in problem for problem in damage) for file in files)
+
+
 @pytest.mark.parametrize("name", ["run.json", "clients.chunks"])
 def test_a_missing_file_is_noticed(copy: Path, name: str) -> None:
     (copy / name).unlink()

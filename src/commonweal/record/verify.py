@@ -1,13 +1,15 @@
 """Whether a run's folder is as it was written, by the digests in its files."""
 
 import tomllib
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from commonweal.base.errors import RunError
 from commonweal.base.files import digest, read_plain, reading
 from commonweal.record.artifacts import BEST, MODEL, read_model, read_preprocessing, read_samples
-from commonweal.record.checkpoint import Checkpoint, read_checkpoint
+from commonweal.record.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from commonweal.record.client_states import StateFiles, read_state, saved_rounds
 from commonweal.record.columns import Chunks
 from commonweal.record.facts import checked_facts
@@ -15,67 +17,72 @@ from commonweal.record.final import read_final
 from commonweal.record.record import Record, final_tables
 from commonweal.record.rounds import ROUNDS, VALUES, parse_line, whole_lines
 
+EXPERIMENT = "experiment.toml"
+T = TypeVar("T")
+
 
 def problems(folder: str | Path) -> list[str]:
-    """What is not as it was written, at most one problem of each kind of file.
+    """What is not as it was written; empty where a run is whole.
 
     Rounds after the last checkpoint have no digest yet: a resumed run computes them again.
     """
-    problems = []
-    checks = (_check_experiment, checked_facts, _check_rounds, _check_states, _check_models)
-    for check in (*checks, _check_tables, read_final, read_samples, read_preprocessing):
+    folder = Path(folder)
+    problems: dict[str, None] = {}
+
+    def check(reader: Callable[..., T], *arguments: object) -> T | None:
         try:
-            check(Path(folder))
+            return reader(*arguments)
         except RunError as error:
-            problems.append(str(error))
+            problems[str(error)] = None
         except OSError as error:
-            problems.append(f"{str(error.filename)!r} cannot be read ({error.strerror})")
-    return list(dict.fromkeys(problems))
+            problems[f"{str(error.filename)!r} cannot be read ({error.strerror})"] = None
+        return None
+
+    check(_check_experiment, folder)
+    check(checked_facts, folder)
+    checkpoint = check(read_checkpoint, folder)
+    if checkpoint is not None:
+        check(_check_digest, folder / EXPERIMENT, checkpoint)
+        check(checked_lines, folder, checkpoint)
+        files = StateFiles(folder / "client_states")
+        for client, round in check(saved_rounds, checkpoint.state) or ():
+            check(read_state, files.path(client, round))
+    elif (folder / ROUNDS).exists() and not (folder / CHECKPOINT).exists():
+        check(_check_public, folder)
+    for name in (MODEL, BEST):
+        if (folder / name).exists():
+            check(read_model, folder, name)
+    tables = check(final_tables, folder) if (folder / MODEL).exists() else None
+    for name, data in (tables or {}).items():
+        check(_check_table, folder / name, data)
+    for reader in (read_final, read_samples, read_preprocessing):
+        check(reader, folder)
+    return list(problems)
 
 
 def _check_experiment(folder: Path) -> None:
-    path = folder / "experiment.toml"
+    path = folder / EXPERIMENT
     try:
         tomllib.loads(read_plain(path).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{str(path)!r} cannot be read ({error})") from None
 
 
-def _check_rounds(folder: Path) -> None:
-    """Check what the checkpoint stands for."""
-    checkpoint = read_checkpoint(folder)
-    experiment = folder / "experiment.toml"
-    if checkpoint is not None:
-        checked_lines(folder, checkpoint)
-        if experiment.is_file() and digest(read_plain(experiment)) != checkpoint.experiment:
-            name = repr(str(experiment))
-            raise RunError(f"{name} was changed after the run began: its digest differs")
-    elif (folder / ROUNDS).exists() and not Record.read(folder).is_public_part:
-        raise RunError(f"{str(folder)!r} has rounds, but no checkpoint.safetensors")
+def _check_digest(path: Path, checkpoint: Checkpoint) -> None:
+    if path.is_file() and digest(read_plain(path)) != checkpoint.experiment:
+        raise RunError(f"{str(path)!r} was changed after the run began: its digest differs")
 
 
-def _check_states(folder: Path) -> None:
-    checkpoint = read_checkpoint(folder)
-    files = StateFiles(folder / "client_states")
-    for client, round in () if checkpoint is None else saved_rounds(checkpoint.state):
-        read_state(files.path(client, round))
+def _check_public(folder: Path) -> None:
+    if not Record.read(folder).is_public_part:
+        raise RunError(f"{str(folder)!r} has rounds, but no {CHECKPOINT}")
 
 
-def _check_models(folder: Path) -> None:
-    for name in (MODEL, BEST):
-        if (folder / name).exists():
-            read_model(folder, name)
-
-
-def _check_tables(folder: Path) -> None:
-    """Compare the CSV files of a finished run with the last evaluation."""
-    tables = final_tables(folder) if (folder / MODEL).exists() else {}
-    for name, data in tables.items():
-        if read_plain(folder / name) != data:
-            path = repr(str(folder / name))
-            raise RunError(
-                f"{path} was changed after it was written: it is not the last evaluation"
-            )
+def _check_table(path: Path, data: bytes) -> None:
+    """Compare a CSV file of a finished run with the last evaluation."""
+    if read_plain(path) != data:
+        name = repr(str(path))
+        raise RunError(f"{name} was changed after it was written: it is not the last evaluation")
 
 
 def first_lines(path: Path, most: int) -> list[bytes]:

@@ -14,6 +14,7 @@ from commonweal.algorithms.algorithm import Algorithm, Group, Request
 from commonweal.algorithms.two_phase import TwoPhase
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import Tensors
+from commonweal.clients.blend import Blend
 from commonweal.clients.ditto import Ditto
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
@@ -628,3 +629,16 @@ def test_a_federation_learns() -> None:
         state = algorithm.tell(state, replies, 4).state
     last = simulator.evaluate(algorithm, state)
     assert (last.losses < first.losses).all() and (last.score > first.score).all()
+
+
+def test_samples_are_not_copied_for_parts_that_nobody_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To undivide training and validation samples is to copy all of them."""
+    f = federation({"a": 12, "b": 9}, SHAPES["mlp"])
+    task = Task(module("mlp"))
+    algorithm = averaging(task, Blend(lr=0.1, batch=4))
+    monkeypatch.delattr(Federation, "undivided")
+    simulator = Simulator(f)
+    request = Request(torch.arange(2), algorithm.ask(algorithm.init(f.population)))
+    assert len(simulator.collect(algorithm, request).clients) == 2

@@ -295,15 +295,16 @@ class Simulator(LocalEngine):
     def _part(self, part: str) -> Rows:
         federation = self._inner() if part in ("kept", "held") else self.federation
         held_out = federation.held_out
-        rows = {
+        parts = {
             "train": federation.train,
             "kept": federation.train,
             "test": federation.test,
             "validation": federation.validation,
             "held": federation.validation,
-            "everything": federation.undivided,
             "unseen": None if held_out is None else held_out.rows,
-        }[part]
+        }
+        # The federation makes a copy of its samples for this part.
+        rows = federation.undivided if part == "everything" else parts[part]
         if rows is None:
             raise ConfigError(f"the federation has no {part} rows: set {part} = 0.2")
         return rows

@@ -12,6 +12,7 @@ from commonweal.algorithms.drfa import DRFA
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.clients import Client, Ditto
+from commonweal.config import catalog
 from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.rounds import converse, run
@@ -174,6 +175,12 @@ def test_it_trains_by_plain_sgd_only() -> None:
         drfa(Task(module("logistic")), Ditto())
     with pytest.raises(ConfigError, match="ascent"):
         drfa(Task(module("logistic")), ascent=0.0)
+
+
+def test_what_cannot_be_given_is_not_described() -> None:
+    """An experiment.toml with it could not be built again."""
+    described = catalog.describe(drfa(Task(module("mlp"))))
+    assert not {"rule", "channels", "loss"} & set(described)
 
 
 def test_momentum_and_unequal_clients_agree_between_modes() -> None:

@@ -695,7 +695,7 @@ def test_numbers_that_no_run_writes_are_refused(finished: Record, tmp_path: Path
     ("change", "sentence"),
     [
         (lambda data: data[:-1], "it is shorter than it was written"),
-        (lambda data: data[:-1] + b"x", "was changed after it was written"),
+        (lambda data: data[:-1] + b"x", "was changed after it was written: run again"),
         (lambda data: b"", "it is shorter than it was written"),
     ],
 )

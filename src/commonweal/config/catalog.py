@@ -448,10 +448,11 @@ def _plain(value: object) -> object:
 
 
 def describe(thing: object) -> Part:
-    """The table that names a thing: its entry, or its class, with its fields."""
+    """The table that names a thing: its entry, or its class, with the fields that can be given."""
     part = Part(name=_entry_name(type(thing)))
     for field in fields(thing) if is_dataclass(thing) else ():
-        part[field.name] = _plain(vars(thing).get(field.name))
+        if field.init:
+            part[field.name] = _plain(vars(thing).get(field.name))
     return part
 
 

@@ -448,10 +448,11 @@ def _thread_count(job: Job) -> int:
 
 
 def _round(job: Job, state: State, number: int) -> Round:
-    algorithm, names = job.algorithm, job.population.names  # ids are ids up to here
+    algorithm = job.algorithm
     start = time.perf_counter()
     outcome, exchanges = converse(algorithm, job.engine, state, job.sample(number))
     trained = time.perf_counter()
+    names = job.population.names  # ids are ids up to here
     cohort, losses, scores = _reported(exchanges)
     dropped: dict[int, str] = {}
     for _, replies in exchanges:

@@ -57,7 +57,7 @@ class Chunks:
         """A chunk's columns. Raises RunError where they are not those that were written."""
         if self._last is not None and self._last[0] == place:
             return self._last[1]
-        (data,) = self._checked([place])
+        (data,) = self._checked([place], "run again")
         try:
             stored = safetensors.numpy.load(data)
             columns = {name: _wide(values) for name, values in stored.items()}
@@ -74,11 +74,12 @@ class Chunks:
         ends = [0, *(place.end for place in places)]
         if any(place.at != end for place, end in zip(places, ends, strict=False)):
             raise RunError(f"{str(self.path)!r} is damaged: its chunks do not adjoin")
-        for _ in self._checked(places):
+        for _ in self._checked(places, "its digest differs"):
             pass
 
-    def _checked(self, places: Sequence[Place]) -> Iterator[bytes]:
+    def _checked(self, places: Sequence[Place], advice: str) -> Iterator[bytes]:
         """The bytes of chunks. The file is not mapped to memory: a resumed run may cut it."""
+        changed = f"{str(self.path)!r} was changed after it was written: {advice}"
         with reading(self.path):
             check_plain(self.path)
             with open(self.path, "rb") as file:
@@ -87,10 +88,7 @@ class Chunks:
                         raise OSError(0, "it is shorter than it was written")
                     data = os.pread(file.fileno(), place.size, place.at)
                     if digest(data) != place.digest:
-                        name = repr(str(self.path))
-                        raise RunError(
-                            f"{name} was changed after it was written: its digest differs"
-                        )
+                        raise RunError(changed)
                     yield data
 
     def cut(self, end: int) -> None:

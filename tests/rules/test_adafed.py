@@ -525,3 +525,9 @@ def test_weights_are_finite_whatever_the_unit_of_the_losses() -> None:
                 )
                 weights = rule(reports, rule.init(2)).weights
                 assert weights.isfinite().all(), (gamma, unit, scale)
+
+
+def test_two_opposite_updates_leave_the_model_where_it_is() -> None:
+    U = torch.tensor([[1.0, 2.0], [-3.0, -6.0]])
+    direction = weigh(AdaFed(), reports([1.0, 2.0], updates=U)) @ U.double()
+    close(direction, torch.zeros(2))

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from commonweal.base.errors import DivergedError
+from commonweal.base.errors import ConfigError, DivergedError
 from commonweal.rules import online
 from commonweal.rules.online import (
     CDFS,
@@ -237,3 +237,12 @@ def test_a_decision_that_is_not_finite_raises(value: float) -> None:
     for index in ([0, 2], [0, 1]):
         with pytest.raises(DivergedError, match=f"{value} at position 2 of 3"):
             on_cohort(torch.tensor([0.5, 0.5, value]), torch.tensor(index))
+
+
+def test_ranges_of_responses() -> None:
+    online.check_range("rule", 0, None, "spacing")
+    for low, high, scale in [(0, None, 0.5), (0.5, 0.6, 2.0), (0, 1, 1.0)]:
+        online.check_range("rule", low, high, scale)
+    for low, high, scale in [(-0.1, 1, 1.0), (0.5, None, 1.0), (0.5, 0.5, 1.0), (0, None, 0.0)]:
+        with pytest.raises(ConfigError, match=f"rule low = {low}, high = {high}, scale = {scale}"):
+            online.check_range("rule", low, high, scale)

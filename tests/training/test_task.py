@@ -1,7 +1,9 @@
 """A module as functions of a flat vector, against the plain module."""
 
 import math
+import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -13,6 +15,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.jobs.job import job_from_parts
 from commonweal.jobs.rounds import run
 from commonweal.training.losses import LOSSES
+from commonweal.training.memory_format import ChannelsLast
 from commonweal.training.task import Batch, Task
 from helpers import SHAPES, close, federation, loaded, module, torch_loss, vector
 
@@ -523,3 +526,27 @@ def test_a_vector_of_not_a_number_gives_a_loss_of_none() -> None:
     assert math.isnan(
         task.batch_loss(torch.full_like(task.initial, math.nan), even(*some_rows("mlp")))[0]
     )
+
+
+def test_layers_may_be_frozen_after_the_task_was_made() -> None:
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    task = Task(network)
+    network[0].requires_grad_(False)
+    assert task.names == ("2.weight", "2.bias")
+    assert task.size == task.num_trainable == len(task.initial) == 18
+
+
+def test_a_task_cannot_be_changed_but_replaced() -> None:
+    task = Task(module("mlp"), class_weight=[1.0, 2.0, 3.0])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"task\.replace\(loss="):
+        task.loss = "mse"
+    assert task.class_weight == (1.0, 2.0, 3.0)
+    other = ChannelsLast(module("cnn")).replace(precision="bfloat16")
+    assert type(other) is ChannelsLast and other.precision == "bfloat16"
+
+
+def test_a_task_with_own_functions_is_copied_and_pickled() -> None:
+    task = Task(module("mlp"), loss=nn.functional.huber_loss, score=nn.functional.l1_loss)
+    for copy in (pickle.loads(pickle.dumps(task)), deepcopy(task)):
+        assert copy.functions == task.functions
+        assert copy.module is not task.module and torch.equal(copy.initial, task.initial)

@@ -5,7 +5,7 @@ statistics) after them. Buffers are sent and averaged like the rest, but not tra
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import cached_property
@@ -100,46 +100,48 @@ class Task:
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name != "self"}
         _check_arguments(**self._given)
-        self.module = module
-        self.also = tuple(also)
-        self.output = output
-        self.target = target
-        self.class_weight = class_weight
-        self.variance = variance
-        self.precision = precision
         self.implied = loss == ""  # the labels may suggest another loss than this one
-        self.own_loss: OwnLoss | None = None
-        self.own_score: Score | None = None
+        function: OwnLoss | None = None
         if not isinstance(loss, str):
-            self.own_loss = None if known_loss(loss) else OwnLoss(loss)
+            function = None if known_loss(loss) else OwnLoss(loss)
             loss = known_loss(loss) or function_name(loss)
+        scoring: Score | None = None
         if not isinstance(score, str):
-            self.own_score = own_score(score, lower_is_better)
+            scoring = own_score(score, lower_is_better)
             score = score_name(score, lower_is_better)
-        elif self.own_loss is not None and not score:
-            self.own_score = own_score(self.own_loss, lower_is_better=True)
+        elif function is not None and not score:
+            scoring = own_score(function, lower_is_better=True)
             score = LOSS
+        self.module = module
         self.loss = loss or "cross-entropy"
         self.score = score or scores.DEFAULTS.get(self.loss, "accuracy")
+        self.also = tuple(also)
         self.scores = tuple(dict.fromkeys((self.score, *also)))  # the main one first
+        self.target = target
+        self.output = output
+        self.own_loss = function
+        self.own_score = scoring
+        self.class_weight = None if class_weight is None else tuple(class_weight)
         self.log_target = log_target or loss == "poisson"
-        self._check_names()
-        _check_module(module)
-        pieces = _pieces(module)
-        self.names = tuple(pieces)
-        self.shapes = [piece.shape for piece in pieces.values()]
-        self.sizes = [piece.numel() for piece in pieces.values()]
-        self.size = sum(self.sizes)
-        trainable = [p.numel() for p in module.parameters() if p.requires_grad]
-        self.num_trainable = sum(trainable)  # coordinates; those after them are buffers
-        self._buffer_names = self.names[len(trainable) :]
+        self.variance = variance
+        self.precision = precision
         self._fixed_on: dict[torch.device, Tensors] = {}
         self._drawing: dict[torch.Size, bool] = {}
         self._widths: dict[torch.Size, int] = {}
+        self._check_names()
+        _check_module(module)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):
+            raise ConfigError(f"{name} of a Task cannot be set: use task.replace({name}=...)")
+        super().__setattr__(name, value)
+
+    def __reduce__(self) -> "tuple[Callable[..., Task], tuple[object, ...]]":
+        return _built, (type(self), self._given)  # functions within functions cannot be pickled
 
     def replace(self, **changes: Any) -> "Task":
         """The task with some arguments changed."""
-        return Task(**self._given | changes)
+        return _built(type(self), self._given | changes)
 
     def __repr__(self) -> str:
         name = type(self.module).__name__
@@ -172,7 +174,40 @@ class Task:
         keys = ("score", "output") if self.own_loss is None else ("loss", "score", "output")
         return {key: self._given[key] for key in keys if callable(self._given[key])}
 
-    # The vector
+    # The vector. A module's layers may be frozen until the task is used.
+
+    @cached_property
+    def _pieces(self) -> dict[str, Tensor]:
+        return _pieces(self.module)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._pieces)
+
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        return [piece.shape for piece in self._pieces.values()]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [piece.numel() for piece in self._pieces.values()]
+
+    @cached_property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @cached_property
+    def num_trainable(self) -> int:
+        """The number of trainable coordinates; those after them are buffers."""
+        return sum(self.sizes[: self._num_parameters])
+
+    @cached_property
+    def _num_parameters(self) -> int:
+        return sum(p.requires_grad for p in self.module.parameters())
+
+    @cached_property
+    def _buffer_names(self) -> tuple[str, ...]:
+        return self.names[self._num_parameters :]
 
     def trainable(self, w: Tensor) -> Tensor:
         """The trainable prefix of w: without buffers w itself, as a slice's backward allocates."""
@@ -188,7 +223,7 @@ class Task:
     @cached_property
     def initial(self) -> Tensor:
         """The module's own values."""
-        return torch.cat([piece.flatten() for piece in _pieces(self.module).values()])
+        return torch.cat([piece.flatten() for piece in self._pieces.values()])
 
     def reinitialised(self, seed: int) -> "Task":
         """The task with another random initialisation.
@@ -462,6 +497,10 @@ class Task:
             activations = modules.count_activations(deepcopy(self._inference), args, kwargs)
             self._widths[shape] = activations + sum(value.numel() for value in leaves(row))
         return self._widths[shape]
+
+
+def _built(kind: type[Task], given: dict[str, Any]) -> Task:
+    return kind(**given)
 
 
 def _check_arguments(

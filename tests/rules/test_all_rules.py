@@ -108,6 +108,8 @@ GOOD = reports([1.0, 2.0, 3.0], ids=[4, 7, 9], clients=10, after=[0.5, 1.0, 1.5]
         ("sizes", torch.tensor([1.0, 0.0, 1.0]), r"its size is 0 \(client 7\)"),
         ("sizes", torch.tensor([1.0, -5.0, torch.nan]), r"its size is -5 \(client 7\)"),
         ("updates", torch.tensor([[0.0], [1.0], [torch.inf]]), r"not finite \(client 9\)"),
+        ("sizes", torch.ones(3).to_sparse(), "sizes is torch.sparse_coo on cpu: give a dense"),
+        ("losses", torch.ones(3, device="meta"), "losses is torch.strided on meta: give a dense"),
         ("losses", [1.0, 2.0, 3.0], r"a list: give a tensor, as by torch.as_tensor\(losses\)"),
     ],
 )

@@ -16,7 +16,6 @@ updates, in `direction = weights @ updates`, and the next state.
 tensor([0.2689, 0.7311], dtype=torch.float64)
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -92,7 +91,17 @@ class Reports:
         return {name: vars(self)[name] for name in COLUMNS if vars(self)[name] is not None}
 
     @classmethod
-    def finite(cls, *, clients: int, **columns: Tensor | None) -> "tuple[Reports, dict[int, str]]":
+    def finite(
+        cls,
+        *,
+        ids: Tensor,
+        sizes: Tensor,
+        losses: Tensor,
+        clients: int,
+        scores: Tensor | None = None,
+        updates: Tensor | None = None,
+        losses_after: Tensor | None = None,
+    ) -> "tuple[Reports, dict[int, str]]":
         """Build the reports without clients whose values cannot be used.
 
         Returns:
@@ -110,15 +119,16 @@ class Reports:
         >>> reports.ids.tolist(), left_out
         ([4], {7: 'its loss is nan'})
         """
+        columns = {"ids": ids, "sizes": sizes, "losses": losses, "losses_after": losses_after}
+        columns |= {"scores": scores, "updates": updates}
         reported = {name: value for name, value in columns.items() if value is not None}
         _check_shapes(reported)
         left_out = _unusable(reported)
-        clients_by_position = reported["ids"].tolist()
-        usable = torch.tensor([client not in left_out for client in clients_by_position])
+        usable = torch.tensor([client not in left_out for client in ids.tolist()])
         if not usable.any():
-            first = clients_by_position[0]
+            first = int(ids[0])
             raise DataError(
-                f"Reports: none of {len(usable)} clients can be used; of client {first}, "
+                f"Reports: none of {len(ids)} clients can be used; of client {first}, "
                 f"{left_out[first]}"
             )
         values = {name: value[usable] for name, value in reported.items()}
@@ -152,10 +162,14 @@ def _check_shapes(columns: Mapping[str, Tensor]) -> None:
     """Raise DataError unless every column is a tensor with one row per client, each only once."""
     for name in ("ids", "sizes", "losses", *columns):
         value = columns.get(name)
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+        if not isinstance(value, Tensor):
             raise DataError(
                 f"Reports {name} is a {type(value).__name__}: give a tensor, as by "
-                f"torch.as_tensor({name}), which is dense"
+                f"torch.as_tensor({name})"
+            )
+        if value.layout != torch.strided or value.is_meta:
+            raise DataError(
+                f"Reports {name} is {value.layout} on {value.device}: give a dense tensor"
             )
         ids = columns["ids"]
         dimensions = 2 if name == "updates" else 1
@@ -168,9 +182,12 @@ def _check_shapes(columns: Mapping[str, Tensor]) -> None:
         raise DataError(
             f"Reports ids = {ids.tolist()}: give the id of at least one client, as an integer"
         )
-    client, times = Counter(ids.tolist()).most_common(1)[0]
-    if times > 1:
-        raise DataError(f"Reports: client {client} reports twice; keep one of its reports")
+    ordered = ids.sort().values
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise DataError(
+            f"Reports: client {int(repeated[0])} reports twice; keep one of its reports"
+        )
 
 
 def _unusable(columns: Mapping[str, Tensor]) -> dict[int, str]:

@@ -77,6 +77,7 @@ def test_weights_are_negative_beyond_the_bound_and_a_warning_states_it(
     assert bool((weigh(rule, told) < 0).any()) is negative
     given = warnings(rule, told)
     assert len(given) == negative
+    assert all(warning.startswith("semi-vred: ") for warning in given)
     assert all("below 1.33" in warning and "negative" in warning for warning in given)
 
 
@@ -97,7 +98,7 @@ def test_the_warning_is_in_the_rounds_that_need_it_once() -> None:
 
 
 def test_beta_below_zero_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"beta = -0\.1"):
+    with pytest.raises(ConfigError, match=r"^semi-vred beta = -0\.1"):
         SemiVRed(-0.1)
 
 

@@ -24,6 +24,7 @@ class SemiVRed(VRed):
 
     beta: float = 1.0
 
+    entry = "semi-vred"
     kind = Kind("reweighting", "(f - mean f)_+", "penalty on the upper semi-variance")
 
     @property

@@ -23,12 +23,13 @@ class VRed(Stateless):
 
     beta: float = 0.5
 
+    entry = "vred"  # its name in messages
     kind = Kind("reweighting", "f - mean f", "penalty on the variance")
     grid = Grid(beta=(0.01, 0.05, 0.1, 0.2, 0.5, 1.0))
     mixing = False
 
     def __post_init__(self) -> None:
-        check_bounds(f"{type(self).__name__} beta", self.beta, least=0)
+        check_bounds(f"{self.entry} beta", self.beta, least=0)
 
     def deviations(self, reports: Reports) -> Tensor:
         """The deviation (S,) of each loss, with a mean of 0."""
@@ -44,7 +45,7 @@ class VRed(Stateless):
         if 2 * self.beta * below <= 1:
             return ()
         return (
-            f"{type(self).__name__}: beta = {self.beta:g} makes weights negative; "
+            f"{self.entry}: beta = {self.beta:g} makes weights negative; "
             f"with these losses it must stay below {1 / (2 * below):.3g}",
         )
 

@@ -360,6 +360,11 @@ def test_an_experiment_runs_with_every_option() -> None:
         assert sum(done.weights.values()) == pytest.approx(1, abs=1e-9)
 
 
+def test_no_concentration_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="concentration"):
+        build("afl", concentration=())
+
+
 @pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"mu": -1.0}, {"concentration": 0.0}])
 def test_parameters_out_of_range_are_errors(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = {next(iter(wrong.values()))}"):
@@ -408,6 +413,7 @@ def test_the_worst_given_mixture_is_found_not_the_worst_client() -> None:
         (((0.5, 0.4),), "sums to 0.9"),
         (((0.5, 0.5), (1.0,)), "is not a mixture of 2 clients"),
         (((1.5, -0.5),), "is not a mixture of 2 clients"),
+        (((0.5, math.nan),), "sums to nan"),
         ((), "give at least one"),
     ],
 )

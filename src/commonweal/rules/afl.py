@@ -72,7 +72,8 @@ class AFL(Rule):
         check_bounds("afl lr", self.lr, above=0)
         check_bounds("afl mu", self.mu, least=0)
         check_bounds("afl radius", self.radius, above=0)
-        check_bounds("afl concentration", min(prior), least=1)
+        for value in prior or (0.0,):
+            check_bounds("afl concentration", value, least=1)
         sets = (self.radius is not None, self.mixtures is not None, max(prior) > 1)
         if sum(sets) > 1:
             raise ConfigError(f"afl {self}: give one of radius, mixtures and concentration")
@@ -183,7 +184,7 @@ def _check_mixtures(mixtures: tuple[tuple[float, ...], ...]) -> None:
     clients = len(mixtures[0])
     for mixture in mixtures:
         inside = len(mixture) == clients > 0 and min(mixture) >= 0
-        if not inside or abs(sum(mixture) - 1) > 1e-6:
+        if not (inside and abs(sum(mixture) - 1) <= 1e-6):  # also where it is NaN
             raise ConfigError(
                 f"afl mixtures: {list(mixture)} sums to {sum(mixture):g} and is not a mixture of "
                 f"{clients} clients; give a number of at least 0 for each, with a sum of 1"

@@ -54,12 +54,15 @@ def _find(slots: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return each client's slot (S,) and whether it has one (S,)."""
     last = len(slots) - 1
     index = ids.clamp(0, last)
-    in_order = torch.arange(len(slots))
-    # A search is needed only where some client's slot is not its id.
-    if not (slots[index] == ids).all() and ((slots != in_order) & (slots != FREE)).any():
+    if not (slots[index] == ids).all() and not _own_slots_only(slots):
         ordered, order = slots.sort()
         index = order[torch.searchsorted(ordered, ids).clamp(max=last)]
     return index, slots[index] == ids
+
+
+def _own_slots_only(slots: Tensor) -> bool:
+    """Whether every client's slot is its id, so that no search is needed."""
+    return bool(((slots == torch.arange(len(slots))) | (slots == FREE)).all())
 
 
 def _place(slots: Tensor, newcomers: Tensor) -> Tensor:
@@ -102,5 +105,7 @@ def extend_mixture(p: Tensor, clients: int) -> Tensor:
 
 def by_client(slots: Tensor, p: Tensor, clients: int) -> Tensor:
     """Return the mixture over the clients 0..K-1. Those without a slot count as newcomers."""
-    slots, index = take_slots(slots, torch.arange(clients), clients)
+    index = torch.arange(clients)
+    if clients != len(slots) or not _own_slots_only(slots):
+        slots, index = take_slots(slots, index, clients)
     return on_cohort(extend_mixture(p, len(slots)), index)

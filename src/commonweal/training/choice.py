@@ -114,12 +114,19 @@ def _checked(client: int, candidates: Mapping[str, ArrayLike]) -> dict[str, Floa
     for name, given in candidates.items():
         try:
             values = np.asarray(given, dtype=np.float64)
-        except (TypeError, ValueError):
-            values = np.array(np.nan)
-        if values.ndim != 1 or not np.isfinite(values).all():
+        except (TypeError, ValueError) as error:
             raise DataError(
-                f"client {client}, candidate {name!r}: improvements are not numbers or not finite "
-                f"(shape {values.shape}); give one per validation sample, or leave it out"
+                f"client {client}, candidate {name!r}: improvements are not numbers ({error})"
+            ) from None
+        if values.ndim != 1:
+            raise DataError(
+                f"client {client}, candidate {name!r}: improvements have shape {values.shape}; "
+                "give one number per validation sample"
+            )
+        if not np.isfinite(values).all():
+            raise DataError(
+                f"client {client}, candidate {name!r}: an improvement is not finite; leave out "
+                "candidates whose loss is not a number"
             )
         if name != ALONE:
             checked[name] = values

@@ -57,8 +57,9 @@ def factor(schedule: str | None, t: int) -> float:
 
 def check(schedule: str | None, rounds: int) -> None:
     """Raise ConfigError for a schedule that is no formula, or not above 0 in one of the rounds."""
-    for t in range(1, rounds + 1):
-        factor(schedule, t)
+    if schedule is not None:
+        for t in range(1, rounds + 1):
+            factor(schedule, t)
 
 
 def _value(node: ast.expr, t: float) -> float:

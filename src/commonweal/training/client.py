@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors, merge, take
 from commonweal.training.objective import Objective, Phase
@@ -57,21 +58,16 @@ class Client:
     grid: ClassVar[Grid] = {}
 
     def __post_init__(self) -> None:
-        at_least(self, batch=0, decay_every=1, momentum=0, weight_decay=0)
-        if self.momentum >= 1:
-            raise ConfigError(f"client momentum = {self.momentum}: it must be below 1")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            betas = f"beta1 = {self.beta1}, beta2 = {self.beta2}"
-            raise ConfigError(f"client {betas}: both must be at least 0 and below 1")
+        at_least(self, batch=0, decay_every=1, weight_decay=0)
+        for name in ("momentum", "beta1", "beta2"):
+            check_bounds(f"client {name}", vars(self)[name], least=0, below=1)
         if self.optimizer != "sgd" and self.momentum:
             raise ConfigError(
                 f"client momentum = {self.momentum}: {self.optimizer} has beta1 instead; "
                 "leave it at 0"
             )
         for name in ("epochs", "lr", "decay", "clip", "steps"):
-            value = vars(self)[name]
-            if value is not None and not value > 0:
-                raise ConfigError(f"client {name} = {value}: it must be above 0")
+            check_bounds(f"client {name}", vars(self)[name], above=0)
 
     # What the method is
 
@@ -214,6 +210,4 @@ def learning_rate(client: Client, round: int) -> float:
 def at_least(method: object, **minimum: float) -> None:
     """Raise ConfigError if a parameter is below its minimum."""
     for name, least in minimum.items():
-        value = vars(method)[name]
-        if not value >= least:  # also where it is NaN
-            raise ConfigError(f"client {name} = {value}: it must be at least {least}")
+        check_bounds(f"client {name}", vars(method)[name], least=least)

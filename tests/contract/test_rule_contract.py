@@ -77,7 +77,7 @@ def test_every_file_in_the_folder_is_a_case() -> None:
     folder = Path(commonweal.__file__).parent / "rules"
     files = {file.stem for file in folder.glob("[!_]*.py")}
     tested = {entry.factory.__module__ for entry in catalog.entries("rules").values()}
-    libraries = {"rule", "ftrl", "online", "simplex", "slots"}
+    libraries = {"rule", "ftrl", "online", "private_forms", "simplex", "slots", "sparse_table"}
     assert tested == {f"commonweal.rules.{stem}" for stem in files - libraries}
     assert len({label(case) for case in CASES}) == len(CASES)
 

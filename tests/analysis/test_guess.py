@@ -320,3 +320,9 @@ def test_clients_with_a_column_each_are_recognised(tmp_path: Path) -> None:
     hot = {f"site_{k}": (lambda rng, i, k=k: int(i % 3 == k)) for k in range(3)}
     said = "\n".join(look(written(tmp_path / "b.csv", hot | {"x": number, "y": yes_no})).remarks)
     assert "'site_0' ... 'site_2' may be clients" in said
+
+
+def test_months_that_are_not_read_as_dates_are_reported(tmp_path: Path) -> None:
+    columns = {"visit": one_of("Feb-2020", "Mar-2020", "Apr-2021"), "x": number, "y": yes_no}
+    said = dict(look(written(tmp_path / "a.csv", columns)).lines)
+    assert "; looks like dates (" in said["visit"]

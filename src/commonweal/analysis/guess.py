@@ -37,6 +37,7 @@ from commonweal.tables.files import guess_encoding, separator_in
 from commonweal.tables.fit import Options
 
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+MONTHS = re.compile(r"[^\W\d_]{3,9}[-. /]\d{2,4}|\d{1,2}[-. ][^\W\d_]{3,9}[-. ]\d{2,4}")
 FEW_ROWS = 1000  # training rows below which a linear model is proposed
 CLIENTS_OF_POOL = 10  # for a table that names none
 NUMBERS = {
@@ -284,6 +285,9 @@ def _about(column: Column, contents: Table, is_code: bool) -> str:
     if odd and 2 * len(odd) < len(levels):
         some = ", ".join(odd[:3])
         text += f"; but most of them are numbers: in the table, correct or empty {some}"
+    dates = [level for level in levels if MONTHS.fullmatch(level)]
+    if dates and len(dates) > 0.9 * len(levels):
+        text += f"; looks like dates ({dates[0]}): write them as 2026-11-16 to use them as time"
     if column.unit:
         text += f" with the unit {column.unit}"
     if column.missing_as:

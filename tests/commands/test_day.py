@@ -361,7 +361,7 @@ def test_a_comparison_says_what_thresholds_change(command: Command, tmp_path: Pa
     written(tmp_path / "t.csv", "\n".join(lines), "utf-8")
     command("init", "t.csv")
     words = ("--rules", "fedavg", "--seeds", 2, "--no-baselines", "-o", "runs")
-    said = command("compare", "t.toml", "rounds=5", "threshold=f1", "validation=0.3", *words, "-q")
+    said = command("compare", "t.toml", "rounds=5", "threshold=f1", "validation=0.3", *words)
     thresholds = [read_final(tmp_path / "runs" / "fedavg" / f"seed-{k}").threshold for k in (0, 1)]
     means = []
     for when in ("before", "after"):

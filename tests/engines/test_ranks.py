@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import commonweal
 from commonweal.base.errors import ConfigError
 from commonweal.config import catalog
-from commonweal.engines import simulator
+from commonweal.engines import simulator, wire
 from commonweal.engines.ranks import shares
 from commonweal.training import evaluation
 from rank_program import run_case, small_groups
@@ -162,6 +162,13 @@ def test_all_rules_on_three_ranks(tmp_path: Path, groups: None) -> None:
     ended = launch(tmp_path, [*cases, *PROTOCOLS], ranks=3)
     assert ended.returncode == 0, ended.stderr
     compare(tmp_path, [*cases, *PROTOCOLS])
+
+
+def test_too_little_memory_is_not_taken_for_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads that another process is gone looks at the wrong machine."""
+    monkeypatch.setattr("torch.distributed.recv", lambda data, rank: data.fill_(1 << 60))
+    with pytest.raises(RuntimeError, match="memory"):
+        wire.receive(1)
 
 
 def test_it_needs_torchrun() -> None:

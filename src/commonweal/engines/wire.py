@@ -5,8 +5,7 @@ and one more for each large tensor, which is sent from where it is.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -48,34 +47,35 @@ class Parcel(NamedTuple):
 
 def send(parcel: Parcel, rank: int) -> None:
     """Send a parcel to a process."""
-    with _guarded(rank):
-        _give(parcel, lambda data: dist.send(data, rank))
+    _give(parcel, _guarded(lambda data: dist.send(data, rank), rank))
 
 
 def receive(rank: int) -> Parcel:
     """Wait for a parcel of a process."""
-    with _guarded(rank):
-        return _take(lambda data: dist.recv(data, rank))
+    return _take(_guarded(lambda data: dist.recv(data, rank), rank))
 
 
 def broadcast(parcel: Parcel | None = None) -> Parcel:
     """Rank 0 gives a parcel to all others, which call this without one. Returns the parcel."""
-    with _guarded(0 if parcel is None else None):
-        if parcel is None:
-            return _take(lambda data: dist.broadcast(data, 0))
-        _give(parcel, lambda data: dist.broadcast(data, 0))
+    carry = _guarded(lambda data: dist.broadcast(data, 0), 0 if parcel is None else None)
+    if parcel is None:
+        return _take(carry)
+    _give(parcel, carry)
     return parcel
 
 
-@contextmanager
-def _guarded(rank: int | None) -> Iterator[None]:
-    """Raise DisconnectedError where the other process is gone during a transfer."""
-    try:
-        yield
-    except RuntimeError as error:
-        # Without the place in the source, and without advice for programmers.
-        reason = str(error).partition("] ")[2].partition(". ")[0] or str(error)
-        raise DisconnectedError(rank, reason.split("\n")[0][:200]) from error
+def _guarded(carry: Carry, rank: int | None) -> Carry:
+    """The transfer, which raises DisconnectedError where the other process is gone."""
+
+    def guarded(data: Tensor) -> None:
+        try:
+            carry(data)
+        except RuntimeError as error:
+            # Without the place in the source, and without advice for programmers.
+            reason = str(error).partition("] ")[2].partition(". ")[0] or str(error)
+            raise DisconnectedError(rank, reason.split("\n")[0][:200]) from error
+
+    return guarded
 
 
 def _give(parcel: Parcel, carry: Carry) -> None:

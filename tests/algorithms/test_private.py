@@ -327,3 +327,8 @@ def test_epsilon_and_noise_follow_from_each_other() -> None:
 def test_wrong_numbers(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="private: "):
         private(FedAvg(), **wrong)
+
+
+def test_a_wrong_quantile_is_told_what_none_does() -> None:
+    with pytest.raises(ConfigError, match=r'quantile = 2\.0: .* or "none" for a fixed clip'):
+        private(FedAvg(), quantile=2.0)

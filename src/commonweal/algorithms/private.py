@@ -107,7 +107,8 @@ class Private(Averaging):
         if not 0 < self.share < 1:
             yield f"share = {self.share}: it must be between 0 and 1"
         if self.quantile != "none" and not 0 < self.quantile < 1:
-            yield f'quantile = {self.quantile}: it must be between 0 and 1, or "none"'
+            given = f"quantile = {self.quantile}"
+            yield f'{given}: it must be between 0 and 1, or "none" for a fixed clip'
         if not 0 < self.chosen_delta < 1 / self.clients:
             yield (
                 f"delta = {self.delta} with {self.clients} clients: it must be above 0 and below "
@@ -126,7 +127,10 @@ class Private(Averaging):
             yield _unavailable(self.rule)
         client = f"client {catalog.describe(self.client).name!r}"
         if self.client.init_shared(self.task):
-            yield f"{client} has the server keep what clients sent: use 'sgd' or 'fedprox'"
+            yield (
+                f"{client} has the server keep what clients sent without noise: use 'sgd' or "
+                "'fedprox'"
+            )
         if "mix" in self.client.exchanges(self.rounds, self.rounds):
             yield (
                 f"{client} learns its mixing weights from sums without noise: give it a fixed "

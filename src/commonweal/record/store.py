@@ -207,15 +207,22 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def append(
-        self, record: RoundRecord, seconds: Mapping[str, float], **evaluated: ClientTable | None
+        self,
+        record: RoundRecord,
+        seconds: Mapping[str, float],
+        *,
+        test: ClientTable | None = None,
+        unseen: ClientTable | None = None,
     ) -> None:
         """Write a round.
 
         Args:
             record: The round.
             seconds: By what they were spent on.
-            evaluated: The evaluations on `test` samples, and of `unseen` clients.
+            test: The evaluation on test samples.
+            unseen: The evaluation of clients that take no part.
         """
+        evaluated = {"test": test, "unseen": unseen}
         tables = {part: table for part, table in evaluated.items() if table is not None}
         before = len(self._numbers)
         self._number([*record.clients, *record.weights, *record.mixture])

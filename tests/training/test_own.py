@@ -320,3 +320,17 @@ def test_a_record_fills_a_module_of_ones_own(tmp_path: Path) -> None:
         record.module(nn.Linear(4, 1))
     with pytest.raises(RunError, match=r"give it, record.module\(own\)"):
         record.module()
+
+
+@pytest.mark.parametrize("score", ["f1", "accuracy", "auroc"])
+def test_scores_of_classes_need_classes(score: str) -> None:
+    """An own loss does not tell whether labels are classes."""
+
+    def distance(outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs[:, 0] - y).abs()
+
+    x = torch.linspace(-1, 1, 40)[:, None]
+    task = Task(nn.Linear(1, 1), loss=distance)
+    values = Federation.from_arrays(x, x[:, 0] / 3, ["a", "b"] * 20)
+    with pytest.raises(ConfigError, match=f"score = '{score}' compares classes, but a label is"):
+        commonweal.run(task, values, rounds=1, score=score)

@@ -34,6 +34,7 @@ from commonweal.samplers.sampler import Sampler
 from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 from commonweal.training.own import identity, score_path
+from commonweal.training.scores import check_labels
 from commonweal.training.task import Task
 
 Settings = TypeVar("Settings", bound=RunSettings)
@@ -420,7 +421,10 @@ def _job(
     task: Task, engine: Engine, parts: Mapping[str, object], settings: RunSettings, text: str | None
 ) -> Job:
     algorithm = _algorithm(task, parts, settings, engine.population)
-    algorithm.check(settings, engine.federation if isinstance(engine, LocalEngine) else None)
+    federation = engine.federation if isinstance(engine, LocalEngine) else None
+    algorithm.check(settings, federation)
+    if federation is not None:
+        check_labels((task.score, *task.also), federation.train.y)
     sampler = _built("samplers", parts["sampler"])
     sampler.check(engine.population)
     if text is None:

@@ -4,7 +4,7 @@ A score is a pair of functions, so that all clients are evaluated in one pass ov
 is better, but for errors (`lower_is_better`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -337,6 +337,19 @@ def check(name: str, loss: str) -> None:
         possible = [other for other, score in SCORES.items() if loss in (score.losses or (loss,))]
         hint = did_you_mean(name, possible)
         raise ConfigError(f"score = {name!r} does not fit data whose loss is {loss!r}: {hint}")
+
+
+def check_labels(names: Iterable[str], y: Tensor) -> None:
+    """Raise ConfigError if a score compares classes, but the labels are no whole numbers."""
+    if not y.is_floating_point() or bool((y == y.round()).all()):
+        return
+    for name in names:
+        if name in SCORES | DIAGNOSTICS and "cross-entropy" in find(name).losses:
+            value = float(y[y != y.round()][0])
+            raise ConfigError(
+                f"score = {name!r} compares classes, but a label is {value:g}: choose mae, rmse or "
+                "r2, or give whole numbers as labels"
+            )
 
 
 def undefined(name: str, y: Tensor, offsets: Tensor) -> list[int]:

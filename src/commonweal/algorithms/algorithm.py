@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base import randomness
+from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import CommonwealWarning, ConfigError
 from commonweal.base.tensors import State, Tensors, is_finite, select
 from commonweal.config.experiment import RunSettings
@@ -35,13 +36,6 @@ from commonweal.training.vectorize import Vectorize
 TrainingLoss = Literal["received", "first batch", "first epoch"]
 NONE: Tensors = {}
 NOBODY: dict[int, str] = {}
-RANGES: dict[str, Callable[[float], bool]] = {  # of parameters
-    "at least 0": lambda value: value >= 0,
-    "at least 1": lambda value: value >= 1,
-    "at least 2": lambda value: value >= 2,
-    "above 0": lambda value: value > 0,
-    "from 0 to 1": lambda value: 0 <= value <= 1,
-}
 
 
 class Request(NamedTuple):
@@ -211,13 +205,13 @@ class Algorithm:
         """What the run promises about the privacy of its clients; None: nothing."""
         return None
 
-    def _check_fields(self, range: str, *names: str) -> None:
-        """Raise ConfigError for a parameter out of one of the RANGES. None is not checked."""
+    def _check_fields(
+        self, *names: str, least: float | None = None, above: float | None = None
+    ) -> None:
+        """Raise ConfigError for a parameter out of its bounds. None is not checked."""
+        kind = type(self).__name__.lower()
         for name in names:
-            value = vars(self)[name]
-            if value is not None and not RANGES[range](value):
-                kind = type(self).__name__.lower()
-                raise ConfigError(f"{kind} {name} = {value}: it must be {range}")
+            check_bounds(f"{kind} {name}", vars(self)[name], least=least, above=above)
 
     def _check_plain_sgd(self) -> None:
         """Raise ConfigError where clients do not train by plain local SGD."""

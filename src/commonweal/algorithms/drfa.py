@@ -76,7 +76,7 @@ class DRFA(Averaging):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_fields("above 0", "ascent", "steps")
+        self._check_fields("ascent", "steps", above=0)
         self._check_plain_sgd()
 
     @cached_property

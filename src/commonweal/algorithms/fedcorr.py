@@ -58,10 +58,13 @@ class FedCorr(Averaging):
         if self.task.loss != "cross-entropy":
             raise ConfigError(f"fedcorr corrects classes, but the loss is {self.task.loss!r}")
         self._check_plain_sgd()
-        self._check_fields("at least 1", "iterations")
-        self._check_fields("at least 2", "neighbours")
-        self._check_fields("at least 0", "beta", "tuning")
-        self._check_fields("from 0 to 1", "relabel", "confidence", "clean")
+        self._check_fields("iterations", least=1)
+        self._check_fields("neighbours", least=2)
+        self._check_fields("beta", "tuning", least=0)
+        for name in ("relabel", "confidence", "clean"):
+            value = vars(self)[name]
+            if not 0 <= value <= 1:
+                raise ConfigError(f"fedcorr {name} = {value}: it must be from 0 to 1")
         if self.beta * self.client.lr >= 1:
             raise ConfigError(
                 f"fedcorr beta = {self.beta}, client lr = {self.client.lr}: steps on the penalty "

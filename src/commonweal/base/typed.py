@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 Value = TypeVar("Value")
-_adapter: Callable[[object], TypeAdapter[Any]] = cache(TypeAdapter)
+adapter: Callable[[object], TypeAdapter[Any]] = cache(TypeAdapter)  # building one takes long
 
 
 def parse_json(kind: type[Value], data: bytes, strict: bool = True) -> Value:
     """Read a dataclass from JSON. Raises ValueError with the first thing that is wrong."""
     try:
-        value: Value = _adapter(kind).validate_json(data, strict=strict)
+        value: Value = adapter(kind).validate_json(data, strict=strict)
         return value
     except ValidationError as error:
         first = error.errors()[0]

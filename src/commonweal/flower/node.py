@@ -12,7 +12,7 @@ import torch
 
 import commonweal
 from commonweal.algorithms.algorithm import Algorithm, Group, Request, first_state
-from commonweal.base import randomness
+from commonweal.base import randomness, typed
 from commonweal.base.errors import DataError
 from commonweal.base.files import write_file
 from commonweal.base.tensors import Tensors
@@ -46,7 +46,7 @@ def to_settings(value: object) -> Settings:
 
 def parsed(kind: type[Value], settings: Mapping[str, object] | str) -> Value:
     """Invert `to_settings`, or read JSON. Raises DataError where a node sent something else."""
-    adapter = pydantic.TypeAdapter(kind)
+    adapter: pydantic.TypeAdapter[Value] = typed.adapter(kind)
     try:
         if isinstance(settings, str):
             return adapter.validate_json(settings)

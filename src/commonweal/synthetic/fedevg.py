@@ -103,11 +103,11 @@ class FedEvg(Synthetic):
     client = None  # clients answer one at a time
 
     def __post_init__(self) -> None:
-        self._check_fields("at least 1", "spc", "epochs", "batch", "decay_every", "chain_steps")
-        self._check_fields("at least 1", "classifier_epochs")
-        self._check_fields("above 0", "lr", "decay", "clip", "chain_step", "first", "last", "steps")
-        self._check_fields("above 0", "bound")
-        self._check_fields("at least 0", "lam", "chain_noise", "noise")
+        self._check_fields("spc", "epochs", "batch", "decay_every", "chain_steps", least=1)
+        self._check_fields("classifier_epochs", least=1)
+        self._check_fields("lr", "decay", "clip", "chain_step", "first", "last", "steps", above=0)
+        self._check_fields("bound", above=0)
+        self._check_fields("lam", "chain_noise", "noise", least=0)
         if self.preset not in PRESETS:
             hint = did_you_mean(self.preset, PRESETS)
             raise ConfigError(f"fedevg preset = {self.preset!r}: {hint}")

@@ -107,9 +107,9 @@ class Generating(Synthetic):
     classifier_epochs: int = 100
 
     def __post_init__(self) -> None:
-        self._check_fields("at least 1", "spc", "latent", "width", "epochs", "batch")
-        self._check_fields("at least 1", "decay_every", "classifier_epochs")
-        self._check_fields("above 0", "lr", "decay", "steps")
+        self._check_fields("spc", "latent", "width", "epochs", "batch", least=1)
+        self._check_fields("decay_every", "classifier_epochs", least=1)
+        self._check_fields("lr", "decay", "steps", above=0)
         self._check_classes()
         shape = self.population.shape
         if len(shape) != 3 or min(shape[1:]) < 4:

@@ -204,6 +204,8 @@ class Response(Detector):
             # A leap says more about the loss than about the update.
             known &= (losses < LEAST * before) & (before < LEAST * losses)
             known &= fall.abs().median() > self.negligible
+            # Updates of length 0 promise nothing that can be compared.
+            known &= (promise.square() + fall.square()).isfinite()
             news = {
                 "products": promise * fall,
                 "promised": promise.square(),

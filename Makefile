@@ -61,7 +61,9 @@ bench: setup
 # CAMPAIGN="--only ranks" selects trials.
 FUZZ ?= 1000
 campaign: setup
-	OMP_NUM_THREADS=1 COMMONWEAL_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n 0 tests/test_readers.py
+	OMP_NUM_THREADS=1 COMMONWEAL_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n 0 tests/datasets/test_wrong_files.py \
+		tests/record/test_damaged_runs.py tests/jobs/test_wrong_experiments.py tests/flower/test_any_reply.py \
+		tests/ui/test_any_request.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/campaign.py $(CAMPAIGN)
 
 # 100,000 rounds with 200 kills: hours. SOAK="--rounds 2000 --kills 20" is shorter.

@@ -15,8 +15,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from commonweal import Federation, Record, Round, Task, model, run
+from commonweal.protocols.synthetic import Quality, assess
 from commonweal.report.pictures import picture
-from commonweal.synthetic import Quality, assess
 
 CLIENTS = 5
 ROUNDS = 40

@@ -1,5 +1,6 @@
 """What the tests of commands share: the command in this process, and what it printed."""
 
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from rich.console import Console
+
+from commonweal import cli
+from commonweal.app.commands import console
 from commonweal.config.experiment import Experiment
 from commonweal.jobs.rounds import run
 
@@ -31,6 +37,30 @@ class Result:
 
 
 Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """`commonweal ...` in this process and in an empty folder, with a terminal of 100 columns."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object, width: int = 100) -> Result:
+        capsys.readouterr()
+        out, err = io.StringIO(), io.StringIO()
+        monkeypatch.setattr(console, "out", Console(file=out, width=width))
+        monkeypatch.setattr(console, "err", Console(file=err, width=width))
+        monkeypatch.setattr(sys, "argv", ["commonweal", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as done:
+            code = int(done.code or 0)
+        printed = capsys.readouterr()
+        return Result(code, printed.out + out.getvalue(), printed.err + err.getvalue())
+
+    return call
 
 
 def refusal(result: Result) -> str:
@@ -77,3 +107,16 @@ def interrupted(*_: object, **__: object) -> Iterator[Any]:
     """A run in whose third round Ctrl-C is pressed."""
     yield from list(run(Experiment(dataset="vowel", rounds=2)))
     raise KeyboardInterrupt
+
+
+def make(kind: str, path: Path) -> Path:
+    """A pipe, an endless device or a folder where a file should be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    return path

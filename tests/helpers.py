@@ -13,19 +13,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from commonweal.algorithms.algorithm import Request
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
+from commonweal.base.randomness import Streams
 from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
 from commonweal.engines.simulator import Simulator
+from commonweal.protocols.algorithm import Group, Request
+from commonweal.protocols.averaging import Averaging
+from commonweal.protocols.servers import SGD, ServerOptimizer
 from commonweal.rules import Rule
 from commonweal.rules.fedavg import FedAvg
-from commonweal.servers import SGD, ServerOptimizer
+from commonweal.task.task import Task
+from commonweal.task.vectorize import single
+from commonweal.training.ask import Samples
 from commonweal.training.batches import BatchSchedule, schedule
-from commonweal.training.task import Task
+from commonweal.training.client_state import NO_STATE, ClientState
 
 DATA = os.environ.get("COMMONWEAL_DATA")  # some tests change the variable
 
@@ -177,6 +181,19 @@ def stream(name: str, seed: int = 0, round: int = 1) -> np.random.Generator:
     return randomness.stream(seed, round, randomness.key(name), randomness.TRAIN)
 
 
+def group_of(
+    rows: Rows,
+    name: str,
+    position: int = 0,
+    states: ClientState = NO_STATE,
+    round: int = 1,
+    seed: int = 0,
+) -> Group:
+    """A client of that name that answers alone, from its samples at a position in `rows`."""
+    streams = Streams(seed, round, [randomness.key(name)], randomness.TRAIN)
+    return Group(torch.tensor([position]), Samples.of(rows), states, streams, single)
+
+
 def planned(
     client: Client,
     task: Task,
@@ -184,15 +201,16 @@ def planned(
     ids: Sequence[int],
     seed: int = 0,
     round: int = 1,
+    times: np.ndarray | int = 1,
 ) -> BatchSchedule:
     streams = [stream(f.names[i], seed, round) for i in ids]
-    return schedule(client, task, f.train, torch.tensor(ids), streams)
+    return schedule(client, task, f.train, torch.tensor(ids), streams, times)
 
 
 def batches_of(plan: BatchSchedule) -> list[Tensor]:
     """The row numbers of each step of one client's schedule."""
-    taken = [plan.at(step, 1)[:2] for step in range(int(plan.steps[0]))]
-    return [rows[0][weight[0] > 0] for rows, weight in taken]
+    taken = [plan.at(step, 1) for step in range(int(plan.steps[0]))]
+    return [drawn.samples[0][drawn.weight[0] > 0] for drawn in taken]
 
 
 def averaging(

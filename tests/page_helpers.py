@@ -10,7 +10,7 @@ from torch import nn
 
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 IMAGE = "<img src=x onerror=document.title='hacked'>"
 NAMES = (IMAGE, "$\\frac$ & \"quoted\" 'single'", "Zoë 李\x07", "d", "e")

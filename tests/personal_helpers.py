@@ -10,9 +10,9 @@ from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
+from commonweal.task.task import Task
+from commonweal.task.vectorize import single
 from commonweal.training.local import train_locally
-from commonweal.training.task import Task
-from commonweal.training.vectorize import single
 from helpers import planned
 
 METHODS = list(catalog.entries("clients"))

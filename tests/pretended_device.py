@@ -24,13 +24,13 @@ from commonweal.base import randomness
 from commonweal.base.tensors import Tensors, stack
 from commonweal.config import catalog
 from commonweal.data.rows import Rows
+from commonweal.task.task import Task
+from commonweal.task.uses import one_model
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training.batches import schedule
 from commonweal.training.client import Client
 from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
 from commonweal.training.local import Trained, train_locally
-from commonweal.training.task import Task
-from commonweal.training.uses import one_model
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 CLIENTS = 2
 ROWS = 4  # per client
@@ -40,17 +40,12 @@ GPU = "gpu"
 IMAGES = ((1, 28, 28), torch.float32, 10)
 PICTURES = ((3, 32, 32), torch.float32, 10)
 TOKENS = ((12,), torch.int64, 20)
-SOUNDS = ((1, 8000), torch.float32, 10)
 MODELS = {
     "cnn": IMAGES,
-    "convnet": PICTURES,
-    "efficientnet-b0": PICTURES,
     "energy-cnn": IMAGES,
-    "energy-resnet": PICTURES,
     "femnist-cnn": IMAGES,
     "logistic": IMAGES,
     "lstm": TOKENS,
-    "m5": SOUNDS,
     "mlp": IMAGES,
     "mobilenet": PICTURES,
     "resnet10": PICTURES,

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Algorithm
 from commonweal.base.errors import CommonwealError
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Federation
@@ -28,8 +27,10 @@ from commonweal.engines import simulator, wire
 from commonweal.engines.ranks import Ranks, connect
 from commonweal.engines.wire import Parcel
 from commonweal.jobs.rounds import run
+from commonweal.models.trees import trees
+from commonweal.protocols.algorithm import Algorithm
+from commonweal.task.task import Task
 from commonweal.training import evaluation
-from commonweal.training.task import Task
 from helpers import SHAPES, federation, module
 
 SIZES = {"a": 31, "b": 8, "c": 17, "d": 23, "e": 8}
@@ -47,6 +48,9 @@ def small_groups() -> None:
 def parts_of(case: dict[str, Any]) -> tuple[Task, Federation]:
     """The task and the clients of a case."""
     kind = case.get("model", "mlp")
+    if kind == "trees":
+        rows = federation(SIZES, test=9)
+        return Task(trees((4,), rows.outputs, case.get("rounds", 3), leaves=4)), rows
     rows = federation(SIZES, SHAPES[kind], test=9)
     if case.get("poisoned"):  # the loss of client c is not finite
         rows = replace(rows, train=changed(rows.train, int(rows.train.offsets[2]), 3.4e38))

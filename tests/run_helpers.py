@@ -11,7 +11,6 @@ import safetensors.numpy
 import torch
 from torch import nn
 
-from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base.tensors import Tensors, select
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
@@ -19,9 +18,10 @@ from commonweal.engines.engine import Engine, LocalEngine
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.rounds import Run
+from commonweal.protocols.algorithm import Algorithm, Replies, Request
 from commonweal.record.record import Record
 from commonweal.record.rounds import RoundRecord
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 Lost = Callable[[Request], dict[int, str]]  # which replies to a request never come, and why
 

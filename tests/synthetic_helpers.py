@@ -10,9 +10,9 @@ import commonweal
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
+from commonweal.protocols.servers import SGD
 from commonweal.rules.fedavg import FedAvg
-from commonweal.servers import SGD
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 ROUNDS = 5
 SEED = 3
@@ -28,11 +28,10 @@ SMALL: dict[str, dict[str, Any]] = {
 def population(
     shape: tuple[int, ...] = (1, 8, 8),
     outputs: int = 10,
-    loss: str = "cross-entropy",
     clients: int = 3,
 ) -> Population:
     names = tuple(f"client {k}" for k in range(clients))
-    return Population(names, torch.full((clients,), 20), shape, outputs, loss)
+    return Population(names, torch.full((clients,), 20), shape, outputs)
 
 
 def built(

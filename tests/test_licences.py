@@ -82,5 +82,5 @@ def test_a_listed_licence_is_that_of_the_installed_version() -> None:
 
 def test_shipped_data_and_programs_of_others_are_listed() -> None:
     data = {p.name for p in (PACKAGE / "datasets" / "_data").iterdir() if p.name != "README.md"}
-    vendored = {p.name for p in (PACKAGE / "ui" / "static").glob("uPlot*.[jc]*s")}
+    vendored = {p.name for p in (PACKAGE / "app" / "ui" / "static").glob("uPlot*.[jc]*s")}
     assert {name for name in LISTED if "." in name} == data | vendored

@@ -323,8 +323,6 @@ def test_equal_differences_and_one_seed_are_never_significant(
     assert math.isnan(got.low) and math.isnan(got.high) and not got.significant
     assert holm([a, a], b)[1].significant is False
     assert seeds_needed(a, b) is None
-    with pytest.warns(DeprecationWarning, match="significant"):
-        assert not got.distinguishable
 
 
 @cases("accuracy", [0.5, 0.9, 0.99])

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from commonweal.algorithms.algorithm import Request
 from commonweal.config import catalog
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import job_from_parts
-from commonweal.training.task import Task
+from commonweal.protocols.algorithm import Request
+from commonweal.task.task import Task
 from helpers import SHAPES, federation, module
 
 SIZES = dict.fromkeys("abcdefgh", 40)

@@ -66,7 +66,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built: Path) -
     guides |= {"commonweal/docs/slurm.sbatch", "commonweal/docs/torchrun.sbatch"}
     package = {path.relative_to(SOURCE.parent).as_posix() for path in files}
     assert inside == package | guides
-    for needed in ("py.typed", "datasets/_data/vowel.dat", "ui/static/page.js"):
+    for needed in ("py.typed", "datasets/_data/vowel.dat", "app/ui/static/page.js"):
         assert f"commonweal/{needed}" in inside
 
 

@@ -19,8 +19,8 @@ comparison = cw.compare(
 )
 
 # %% [markdown]
-# This is the table that `commonweal compare --format latex` prints. Differences whose interval contains 0 are marked n.s. (not
-# significant). Do not call them improvements.
+# This is the table that `commonweal compare --format latex` prints. Gains over the first rule have 95 % intervals over test samples,
+# corrected for the number of rules. Do not call a gain an improvement if its interval contains 0.
 
 # %%
 print(comparison.table("markdown"))

@@ -18,12 +18,12 @@ comparison = cw.compare(experiment, rules=["fedavg", "aaggff-s"], seeds=2, out="
 print(comparison)
 
 # %% [markdown]
-# Every speaker's accuracy in per cent, over both seeds. "alone" is a local model trained on 33 samples, and "pooled" a
+# Every speaker's accuracy in per cent. The two seeds test one half of the samples each. "alone" is a local model trained on 33 samples, and "pooled" a
 # model trained on all samples in one place.
 
 # %%
 results = [*comparison.baselines, *comparison.results]
-scores = {each.label: 100 * each.scores.mean(0) for each in results}
+scores = {each.label: 100 * each.means for each in results}
 print("speaker".ljust(10), *(label.rjust(9) for label in scores))
 for k, name in enumerate(comparison.results[0].clients):
     print(name.ljust(10), *(f"{values[k]:9.1f}" for values in scores.values()))
@@ -36,13 +36,14 @@ for label, values in scores.items():
     print(f"{label:10} mean {values.mean():5.1f}   worst {values.min():5.1f}")
 
 # %% [markdown]
-# Is it worth it, and for whom? Here local models win for almost everyone, because a speaker's vowels are so similar that the
-# samples of others teach less. With such data, train local or personal models.
+# Does joining help, and whom? The verdict is about the mean gain of these speakers on new samples. Speakers are named if their gain
+# is significant, corrected for all speakers and methods. Here local models win, because a speaker's vowels are so similar that
+# the samples of others teach less. With such data, train local or personal models.
 
 # %%
-for gains in comparison.worth:
-    better = [client.client for client in gains.better]
-    print(f"{gains.label}: significantly better off: {', '.join(better) or 'nobody'}")
+print(comparison.verdict)
+for method, better in comparison.judgement.better.items():
+    print(f"{method}: significantly better off: {', '.join(better) or 'nobody'}")
 
 # %% [markdown]
 # Which speakers did the rule favour? Each line of the picture is a speaker, and 1 is an equal share of the update.

@@ -61,6 +61,6 @@ for name, probability in zip(record.facts.class_names, probabilities, strict=Tru
 # Write a model card for those who get the model. It lists how well each client is served.
 
 # %%
-from commonweal.export import card
+from commonweal.app.export import card
 
 print(card(record))

@@ -46,7 +46,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from commonweal import metrics
-    from commonweal.analysis.choosing import choose
     from commonweal.base.errors import CommonwealError, CommonwealWarning
     from commonweal.config.experiment import Experiment
     from commonweal.data.federation import Federation
@@ -67,14 +66,15 @@ if TYPE_CHECKING:
     from commonweal.jobs.reopening import reopen
     from commonweal.jobs.rounds import Round, Run, run
     from commonweal.record.record import Record
-    from commonweal.report.compare import compare
     from commonweal.rules import slots
     from commonweal.rules.rule import Decision, Reports, Rule, Stateless
-    from commonweal.training.task import Task
+    from commonweal.study.choosing import choose
+    from commonweal.study.compare import compare
+    from commonweal.task.task import Task
 
 # Where public names are, imported when they are first used: torch takes two seconds.
 _HOMES = {
-    "analysis.choosing": ("choose",),
+    "study.choosing": ("choose",),
     "base.errors": ("CommonwealError", "CommonwealWarning"),
     "config.experiment": ("Experiment",),
     "data.federation": ("Federation",),
@@ -87,9 +87,9 @@ _HOMES = {
     "jobs.reopening": ("reopen",),
     "jobs.rounds": ("Round", "Run", "run"),
     "record.record": ("Record",),
-    "report.compare": ("compare",),
+    "study.compare": ("compare",),
     "rules.rule": ("Decision", "Reports", "Rule", "Stateless"),
-    "training.task": ("Task",),
+    "task.task": ("Task",),
 }
 _MODULES = {"metrics": "metrics", "slots": "rules.slots"}
 

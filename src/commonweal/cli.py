@@ -5,12 +5,9 @@ errors appear at once.
 """
 
 import sys
-import sysconfig
-import traceback
 import warnings
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, NoReturn, TextIO
 
 import click
@@ -18,10 +15,10 @@ import typer
 from typer.core import TyperCommand
 
 from commonweal import __version__
-from commonweal.base.errors import CommonwealError, CommonwealWarning, ServedExit
-from commonweal.commands.console import STOPPED, say
-from commonweal.commands.data import data
-from commonweal.commands.flower import flower
+from commonweal.app.commands.console import STOPPED, say
+from commonweal.app.commands.data import data
+from commonweal.app.commands.flower import flower
+from commonweal.base.errors import CommonwealError, CommonwealWarning
 
 NOTHING_LOST = "stopped; what was saved before is intact"
 
@@ -36,23 +33,6 @@ app = typer.Typer(
 
 class Command(TyperCommand):
     """A command that explains how keys of an experiment are written."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        """Run the command. It ends by returning: sys.exit in a user's program is a mistake."""
-        try:
-            return super().invoke(ctx)
-        except ServedExit:
-            raise
-        except SystemExit as ended:
-            if isinstance(ended.__context__, BrokenPipeError):  # `| head` has read enough
-                raise
-            where = _own_program(ended) or "a program that the experiment names"
-            raise CommonwealError(
-                f"{where} calls sys.exit({ended.code!r}): raise an error instead"
-            ) from None
-        except EOFError as error:  # which click would take for Ctrl-D, and end without a reason
-            where = _own_program(error) or "reading the input"
-            raise CommonwealError(f"{where} raises EOFError: {error}") from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. `--rounds 5` raises an error that says to write rounds=5."""
@@ -89,12 +69,12 @@ def _written_as_key(option: str, given: list[str]) -> str:
 PANELS = {  # of the help, in this order
     "Start": ("fit", "run", "demo", "init", "list", "docs", "doctor"),
     "Run": ("compare", "choose", "tune"),
-    "Inspect": ("show", "report", "ui", "predict", "export", "card", "cite", "verify"),
-    "Extend": ("check", "reproduce"),
+    "Inspect": ("show", "report", "ui", "predict", "export", "cite", "verify"),
+    "Extend": ("check",),
 }
 for panel, names in PANELS.items():
     for name in names:
-        module = vars(import_module(f"commonweal.commands.{name}"))
+        module = vars(import_module(f"commonweal.app.commands.{name}"))
         function = module["list_" if name == "list" else name]
         app.command(name=name, rich_help_panel=panel, cls=Command)(function)
 app.add_typer(data, name="data", rich_help_panel="Run")
@@ -143,26 +123,8 @@ def main() -> None:
             "a worker process was killed, perhaps because memory ran out: finished runs are saved; "
             "run the same command again, with fewer --jobs"
         )
-    except RecursionError:
-        _fail("something in the experiment is nested too deeply: make it flatter")
     except MemoryError as error:
         _fail(f"not enough memory ({error}): make models, data or groups smaller")
-    except BaseException as error:
-        program = _own_program(error)
-        if program is None:
-            raise
-        _fail(f"{program} raises {type(error).__name__}: {error}")
-
-
-def _own_program(error: BaseException) -> str | None:
-    """Where a user's program raised an error, such as a rule; None: it was not one."""
-    libraries = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(str(Path(__file__).parent)):
-            return None
-        if not frame.filename.startswith((*libraries, "<")):
-            return f"{frame.filename}, line {frame.lineno} ({frame.name}),"
-    return None
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -19,7 +19,6 @@ client counts as w equal clients. With W the sum of w and m the mean:
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias, TypeGuard
 
@@ -49,7 +48,7 @@ FINE = 1e-3  # steps below this part of the largest difference change nothing
 
 
 class Against(NamedTuple):
-    """What changed for the clients below (suffering) and above (thriving) the baseline's mean."""
+    """Changes for the clients below (suffering) and above (thriving) the baseline's mean."""
 
     suffering_improved: float  # fraction in [0, 1]
     suffering_change: float  # mean of score - baseline over all suffering clients
@@ -68,13 +67,6 @@ class Paired(NamedTuple):
     low: float
     high: float
     significant: bool
-
-    @property
-    def distinguishable(self) -> bool:
-        """The former name of `significant`."""
-        message = "Paired.distinguishable is called significant now"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return self.significant
 
 
 # Metrics
@@ -209,7 +201,7 @@ def summary(
 def against(
     baseline: Scores, scores: Scores, *, names: Names = None, lower_is_better: bool = False
 ) -> Against:
-    """Who gains and who loses against a baseline run (FedAvg, for example).
+    """Count who gains and who loses against a baseline run (FedAvg, for example).
 
     lower_is_better: the scores are errors; changes are still score - baseline
 
@@ -260,7 +252,7 @@ def _gains(alone: Scores, scores: Scores, lower_is_better: bool) -> Array:
 def seeds_needed(
     a: Scores, b: Scores, confidence: float = 0.95, most: int = 1000, power: float = 0.8
 ) -> int | None:
-    """How many seeds a paired t test needs to find a mean difference as large as that of a - b.
+    """Return how many seeds a paired t test needs to find a mean difference like that of a - b.
 
     Found means significant with probability `power`, if the differences over seeds are normal with
     the mean and the variance of these.
@@ -328,7 +320,7 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
 def dkw_floor(
     scores: Scores, share: float = 0.8, confidence: float = 0.95, *, lower_is_better: bool = False
 ) -> tuple[float, float]:
-    """What new clients get at least, from the scores of clients drawn like them: (share, score).
+    """Bound what new clients get, from the scores of clients drawn like them: (share, score).
 
     By the inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's constant, whatever the
     distribution: with this confidence, at least this share of new clients scores no worse. Where
@@ -386,7 +378,7 @@ def _differences(a: Scores, b: Scores) -> tuple[Array, float, float]:
 
 
 def _rounding(values: Scores) -> float:
-    """How large rounding errors may be, relative to values of this type."""
+    """Bound rounding errors, relative to values of this type."""
     if isinstance(values, Tensor):
         return 8 * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
     given = np.asarray(values).dtype
@@ -449,7 +441,7 @@ def _is_true(lower_is_better: object) -> bool:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float | np.number) and not isinstance(value, np.complexfloating)
+    return isinstance(value, int | float | np.number)
 
 
 def _check_share(name: str, value: object) -> None:
@@ -461,13 +453,10 @@ def _vector(
     x: Scores, what: str, names: Names = None, unit: str = "client", size: int | None = None
 ) -> Array:
     try:
-        is_complex = x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)
         plain = x.detach().cpu().double() if isinstance(x, Tensor) else x
         v = np.asarray(plain, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise DataError(f"{what} must be numbers, one per {unit}; got {x!r:.80}") from error
-    if is_complex:
-        raise DataError(f"{what} must be real numbers, one per {unit}; got {x!r:.80}")
     if v.ndim != 1 or not v.size:
         raise DataError(f"{what} must be a vector with one value per {unit}; got shape {v.shape}")
     if size not in (None, v.size):

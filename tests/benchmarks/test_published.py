@@ -11,13 +11,13 @@ from scipy.stats import ttest_ind_from_stats
 from torch import Tensor
 from typer.testing import CliRunner
 
-from commonweal.analysis import curves
 from commonweal.base.errors import ConfigError, DataError, RunError
-from commonweal.cli import app
 from commonweal.record.record import Record
 from commonweal.record.rounds import RoundRecord
+from commonweal.study import curves
+from papers import paper
 from published import ledger, pictures, reproduction, verdicts
-from published.command import restricted
+from published.command import app, restricted
 from published.reproduction import Measured
 from published.table import Claim, PublishedTable, Row, Setting, find, names
 
@@ -102,7 +102,7 @@ def test_unknown_table_suggests_the_nearest() -> None:
 
 def test_missing_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMMONWEAL_DATA", str(tmp_path))
-    result = CliRunner().invoke(app, ["reproduce", "aaggff/isic", "--out", str(tmp_path / "runs")])
+    result = CliRunner().invoke(app, ["run", "aaggff/isic", "--out", str(tmp_path / "runs")])
     assert isinstance(result.exception, DataError)
     message = str(result.exception)
     assert "train_test_split.csv" in message and str(tmp_path) in message
@@ -112,14 +112,14 @@ def test_missing_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_settings_whose_files_are_here_run_without_the_others(tmp_path: Path) -> None:
     table = small()
     here = table.settings[0]
-    there = replace(here, experiment=here.experiment | {"dataset": "reddit"})
+    there = replace(here, experiment=here.experiment | {"dataset": paper("reddit")})
     said: list[str] = []
     assert reproduction.with_files(table, [there, here], said.append) == [here]
     assert "reddit" in said[0]
 
 
 def test_runs_give_figures(tmp_path: Path) -> None:
-    from commonweal.analysis.compare import run_cells
+    from commonweal.study.compare import run_cells
 
     table = small()
     setting = table.settings[0]
@@ -146,9 +146,9 @@ def test_runs_give_figures(tmp_path: Path) -> None:
 
 
 def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
-    from commonweal.analysis import interpolation
-    from commonweal.analysis.compare import run_cells
     from commonweal.jobs.reopening import reopen
+    from commonweal.study import interpolation
+    from commonweal.study.compare import run_cells
 
     changes = ("client=superfed-mm", "client.begin=0")
     rows = (
@@ -288,7 +288,7 @@ def test_one_run_is_as_uncertain_as_its_late_evaluations_differ() -> None:
 
 
 def test_late_evaluations_of_global_and_personal_models(tmp_path: Path) -> None:
-    from commonweal.analysis.compare import run_cells
+    from commonweal.study.compare import run_cells
 
     columns = ("mean", "root:std", "personal:mean", "root:personal:std", "gini@20")
     changes = {"rounds": 20, "evaluate_every": 1}
@@ -370,7 +370,7 @@ def test_curves_by_hand() -> None:
 
 
 def test_metrics_after_a_round(tmp_path: Path) -> None:
-    from commonweal.analysis.compare import run_cells
+    from commonweal.study.compare import run_cells
 
     table = small()
     setting = replace(
@@ -398,14 +398,14 @@ def test_the_pages_are_up_to_date() -> None:
 
 
 def test_command_lists_and_shows() -> None:
-    listed = CliRunner().invoke(app, ["reproduce"])
+    listed = CliRunner().invoke(app, ["list"])
     assert listed.exit_code == 0 and "aaggff/heart" in listed.output
-    shown = CliRunner().invoke(app, ["reproduce", "aaggff/heart", "--recorded"])
+    shown = CliRunner().invoke(app, ["show", "aaggff/heart"])
     assert shown.exit_code == 0 and "84.42 (2.45)" in shown.output
 
 
 def test_other_rows_and_seeds(tmp_path: Path) -> None:
-    unknown = CliRunner().invoke(app, ["reproduce", "aaggff/heart", "--rows", "FedAvh"])
+    unknown = CliRunner().invoke(app, ["run", "aaggff/heart", "--rows", "FedAvh"])
     assert isinstance(unknown.exception, ConfigError) and "FedAvg" in str(unknown.exception)
 
 
@@ -414,17 +414,8 @@ def test_a_row_whose_name_has_a_comma() -> None:
     assert [row.name for row in table.rows] == ["FedAvg, Ditto"]
 
 
-def test_outside_of_a_checkout_the_command_says_where_tables_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("commonweal.commands.reproduce.CHECKOUT", tmp_path)
-    result = CliRunner().invoke(app, ["reproduce"])
-    assert isinstance(result.exception, ConfigError)
-    assert "clone the repository" in str(result.exception)
-
-
 def test_pictures_are_drawn_from_records_and_runs(tmp_path: Path) -> None:
-    from commonweal.analysis.compare import run_cells
+    from commonweal.study.compare import run_cells
 
     table = small()
     planned = reproduction.plan(table, replace(table.settings[0], seeds=(0,)), {}, tmp_path)
@@ -440,7 +431,7 @@ def test_pictures_are_drawn_from_records_and_runs(tmp_path: Path) -> None:
         pictures.draw(table, None, planned, "curves", tmp_path / "x.png")
     with pytest.raises(ConfigError, match="histogram"):
         pictures.draw(table, None, planned, "histogramm", tmp_path / "x.png")
-    arguments = ["reproduce", "semi-vred/fashion-mnist", "--picture", str(tmp_path / "t.svg")]
+    arguments = ["picture", "semi-vred/fashion-mnist", str(tmp_path / "t.svg")]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "none")])
     assert result.exit_code == 0, result.output
     text = (tmp_path / "t.svg").read_text()

@@ -11,7 +11,7 @@ from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.rounds import Round, run
 from commonweal.training.evaluation import evaluate_rows
 from personal_helpers import client, federation, task, trained
-from published import models
+from published import trained_models
 from run_helpers import states_of
 
 
@@ -34,7 +34,7 @@ def test_a_landscape_passes_through_its_models() -> None:
     a, b = torch.randn(2, job.task.size, generator=generator)
     c = (a + b) / 2 + torch.randn(job.task.size, generator=generator)
     corners = torch.stack([a, b, c])
-    plane = models.landscape(job.task, test, corners, side=5, margin=0.0)
+    plane = trained_models.landscape(job.task, test, corners, side=5, margin=0.0)
     assert plane.losses.shape == (5, 5)
     distances = torch.cdist(plane.corners, plane.corners)
     torch.testing.assert_close(distances, torch.cdist(corners, corners), rtol=1e-3, atol=1e-3)
@@ -47,7 +47,7 @@ def test_models_on_a_line_have_no_plane() -> None:
     job, _ = done("sgd")
     w = job.task.initial
     with pytest.raises(ConfigError, match="on a line"):
-        models.landscape(job.task, rows_of(job).test, torch.stack([w, w + 1, w + 1]))
+        trained_models.landscape(job.task, rows_of(job).test, torch.stack([w, w + 1, w + 1]))
 
 
 def test_the_landscape_takes_clients_whose_own_model_has_joined() -> None:
@@ -61,9 +61,9 @@ def test_the_landscape_takes_clients_whose_own_model_has_joined() -> None:
         joined = {i for i, state in states.items() if float(state["joined"])}
         if len(joined) < 2:
             with pytest.raises(ConfigError, match="two clients with personal models"):
-                models.loss_landscape(job, last.state)
+                trained_models.loss_landscape(job, last.state)
             continue
-        names, plane = models.loss_landscape(job, last.state)
+        names, plane = trained_models.loss_landscape(job, last.state)
         own = [f"{f.names[i]}'s model" for i in (min(joined), max(joined))]
         assert list(names[1:]) == own
         assert plane.losses.isfinite().all()
@@ -74,7 +74,7 @@ def test_the_landscape_takes_clients_whose_own_model_has_joined() -> None:
 def test_the_landscape_of_a_plain_method_is_of_its_clients_next_round() -> None:
     """The thesis' Figure 2.4 has FedAvg too."""
     job, last = done("sgd")
-    names, plane = models.loss_landscape(job, last.state)
+    names, plane = trained_models.loss_landscape(job, last.state)
     assert names == ("global model", "a's after a round", "e's after a round")
     message = job.algorithm.message(last.state)
     assert job.algorithm.client is not None
@@ -88,13 +88,13 @@ def test_one_client_has_no_landscape() -> None:
     job = job_from_parts(task(), federation({"a": 20}), rounds=1)
     last = list(run(job))[-1]
     with pytest.raises(ConfigError, match="needs two clients that train the global model"):
-        models.loss_landscape(job, last.state)
+        trained_models.loss_landscape(job, last.state)
 
 
 def test_reliability_counts_every_row_once() -> None:
     job, last = done("ditto")
     test = rows_of(job).test
-    tables = models.reliability(job, last.state)
+    tables = trained_models.reliability(job, last.state)
     assert list(tables) == ["global model", "personal models"]
     assert last.evaluation is not None
     assert last.evaluation.personal is not None
@@ -109,4 +109,4 @@ def test_reliability_counts_every_row_once() -> None:
 
 def test_reliability_of_a_plain_method_is_the_servers() -> None:
     job, last = done("sgd")
-    assert list(models.reliability(job, last.state)) == ["global model"]
+    assert list(trained_models.reliability(job, last.state)) == ["global model"]

@@ -14,9 +14,10 @@ import commonweal as cw
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import Round, run
+from commonweal.protocols.algorithm import Request
 from commonweal.record.record import Record
 from commonweal.report.run_table import result, run_summary
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 from run_helpers import states_of
 
 SETTINGS: dict[str, Any] = {"batch": 5, "lr": 0.1}
@@ -79,11 +80,11 @@ def test_clients_take_what_choose_takes_over_three_runs(how: Any, tmp_path: Path
         assert scores[name] == pytest.approx(score)
 
 
-def test_the_reply_says_what_was_taken_and_nothing_else(tmp_path: Path) -> None:
+def test_the_reply_has_the_choice_and_nothing_else(tmp_path: Path) -> None:
     done = last(experiment(table(tmp_path / "table.csv"), {"name": "choice"}))
     algorithm, engine = done.job.algorithm, done.job.engine
     message = algorithm.message(done.state)
-    replies = engine.collect(algorithm, cw.algorithms.Request(torch.arange(6), message, "choose"))
+    replies = engine.collect(algorithm, Request(torch.arange(6), message, "choose"))
     assert {name: tuple(value.shape) for name, value in replies.values.items()} == {"taken": (6, 3)}
 
 

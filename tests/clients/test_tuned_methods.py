@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from cases import cases
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
-from commonweal.clients import Client, FedBABU, FedBN, FineTune, PropFairClient, TERMClient
+from commonweal.clients import Blend, Client, FedBABU, FedBN, FineTune, PropFairClient, TERMClient
 from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import job_from_parts
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import Round, run
 from commonweal.rules import SemiVRed
+from commonweal.task.task import Task
 from commonweal.training.batches import schedule
 from commonweal.training.client import learning_rate
-from commonweal.training.task import Task
 from helpers import batches_of, close, planned
 from personal_helpers import client, federation, sent, task, trained
 from rule_helpers import reports, weigh
@@ -177,7 +177,7 @@ def test_losses_of_1000_are_finite_under_a_tilt() -> None:
         (lambda: FedBABU(head=("9",)).check(T, 3), "head = '9' is not a layer"),
     ],
 )
-def test_a_wrong_value_is_a_sentence(make: Any, words: str) -> None:
+def test_a_wrong_value_is_an_error(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
 
@@ -259,11 +259,11 @@ def test_fine_tuning_by_torch(algorithm: str, mode: str) -> None:
 def test_fine_tuning_has_the_rate_that_is_given_or_that_of_the_last_round(method: str) -> None:
     """Not a rate that `decay` and `schedule` have lowered over the rounds."""
     shared = {"lr": 0.1, "decay": 0.9, "schedule": "1/t"}
-    message = sent(T) | {"round": torch.tensor(10), "rounds": torch.tensor(10)}
 
     def rate(**parameters: float) -> float:
         built = client(method, **shared, **parameters)
-        return learning_rate(built.stages(T, "tune", message, True)[-1].client, 10)
+        assert isinstance(built, Blend | FineTune)
+        return learning_rate(built.tuner(10) if isinstance(built, Blend) else built.tuner, 10)
 
     assert rate(tune_lr=0.03) == pytest.approx(0.03)
     assert rate() == pytest.approx(0.1 * 0.9**9 / 10)

@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import CommonwealError, ConfigError
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, change, read
 from commonweal.jobs.job import build_dataset, job_from_experiment
-from commonweal.samplers import Poisson, Uniform
+from commonweal.protocols.averaging import Averaging
+from commonweal.protocols.samplers import Poisson, Uniform
 from commonweal.training.client import Client
 
 TEXT = """
@@ -69,7 +69,7 @@ def refused(**values: Any) -> str:
     return message
 
 
-def test_a_wrong_loss_is_told_the_names_and_how_to_write_your_own() -> None:
+def test_the_error_of_a_wrong_loss_names_those_that_exist_and_the_way_to_an_own_one() -> None:
     own = "a loss of your own is written ./file.py:function"
     assert refused(loss="hubr") == f"loss = 'hubr': did you mean 'huber'?; {own}"
     assert refused(loss=3).endswith(own) and "'poisson'" in refused(loss=3)
@@ -188,13 +188,13 @@ NOT_A_CHANGE = "is not a change: write key=value, such as rounds=50 or rule.cdf=
         ("client.lr=", "client 'sgd': lr = '': input should be a valid number"),
     ],
 )
-def test_a_wrong_change_is_a_sentence(file: Path, text: str, message: str) -> None:
+def test_a_wrong_change_is_an_error(file: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(file, [text])
     assert str(caught.value) == message
 
 
-def test_a_dotted_change_of_a_missing_dataset_is_a_sentence(tmp_path: Path) -> None:
+def test_a_dotted_change_of_a_missing_dataset_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "e.toml"
     path.write_text("rounds = 3\n")
     with pytest.raises(ConfigError, match=r"^dataset = .*give a name"):
@@ -255,19 +255,8 @@ NAMED = "give a name, or a table with a name and parameters"
         ),
     ],
 )
-def test_wrong_values_are_a_sentence(values: dict[str, Any], message: str) -> None:
+def test_wrong_values_are_errors(values: dict[str, Any], message: str) -> None:
     assert refused(**values) == message
-
-
-@pytest.mark.parametrize("mode", ["auto", "vmap", "chunked", "loop"])
-def test_an_engine_of_an_old_file_is_told_its_new_key(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / "old.toml"
-    path.write_text(f'dataset = "vowel"\nengine = "{mode}"\n')
-    with pytest.raises(ConfigError) as caught:
-        read(path)
-    new = f'engine = "{mode}" is now written vectorize = "{mode}"'
-    assert str(caught.value).startswith(new)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("cohort", [0, -3, 0.0, 1.5, -0.5, float("nan"), float("inf")])
@@ -277,7 +266,7 @@ def test_impossible_cohorts(cohort: float) -> None:
 
 
 @pytest.mark.parametrize("cohort", ["half", True, "3", [3], None])
-def test_cohorts_of_another_type_are_told_all_that_would_do(cohort: object) -> None:
+def test_cohorts_of_another_type_are_refused_with_all_that_would_do(cohort: object) -> None:
     message = refused(cohort=cohort)
     assert message.startswith(f"cohort = {cohort!r}: ")
     assert "number" in message and "'all'" in message
@@ -307,7 +296,7 @@ def test_large_seeds_work(seed: int) -> None:
     assert len(job.sample(1)()) == 2
 
 
-def test_a_seed_too_large_for_any_generator_is_a_sentence() -> None:
+def test_a_seed_too_large_for_any_generator_is_an_error() -> None:
     with pytest.raises(CommonwealError, match="seed"):
         job_from_experiment(Experiment(dataset="vowel", seed=2**64))
 
@@ -403,16 +392,15 @@ def test_toml_reads_back_to_an_equal_experiment(values: dict[str, Any]) -> None:
     assert Experiment(**tomllib.loads(e.toml())).toml() == e.toml()
 
 
-def test_toml_holds_every_default_and_says_what_is_not_set() -> None:
+def test_toml_holds_every_default_that_is_set() -> None:
     text = Experiment(dataset="vowel", rule="aaggff-s").toml()
     values = tomllib.loads(text)
     unset = {"name", "partition", "label_noise", "score", "patience", "loss", "target"}
     unset |= {"threshold", "class_weight"}
     assert set(values) == set(Experiment.model_fields) - unset
-    assert all(f"# {key} is not set" in text for key in unset)
     assert values["server"] == {key: value for key, value in SERVER.items() if value is not None}
     assert values["channels"] == []
-    assert "# beta is not set" in text
+    assert "beta" not in values["rule"]
     assert text.endswith("\n")
 
 
@@ -490,37 +478,6 @@ def test_a_dataset_in_brackets_may_hold_its_partition() -> None:
     assert e.partition is not None and (e.dataset.name, e.partition.name) == ("digits", "iid")
 
 
-OLD = """
-noise = "pair"
-unseen = 0.25
-watch = "worst"
-augment = "runs/mine"
-dataset = "vowel"
-"""
-
-
-def test_keys_of_0_2_are_read_with_a_warning_that_names_the_new_one(tmp_path: Path) -> None:
-    file = tmp_path / "old.toml"
-    file.write_text(OLD)
-    with pytest.warns(FutureWarning) as caught:
-        e = read(file)
-    told = {str(warning.message) for warning in caught}
-    assert told == {
-        "noise is now called label_noise: rename it",
-        "unseen is now called holdout_clients: rename it",
-        "watch is now called monitor: rename it",
-        "augment is now called synthetic_from: rename it",
-    }
-    assert e.label_noise is not None and e.label_noise.name == "pair"
-    assert (e.holdout_clients, e.monitor, e.synthetic_from) == (0.25, "worst", "runs/mine")
-    for text in ("noise=pair", "dataset.noise=pair"):
-        with pytest.warns(FutureWarning, match="label_noise"):
-            changed = Experiment(**change({"dataset": "vowel"}, [text]))
-        assert changed.label_noise == e.label_noise
-    with pytest.raises(ConfigError, match="noise is the old name of label_noise, and both"):
-        Experiment(dataset="vowel", noise="pair", label_noise="pair")
-
-
 def test_a_parameter_that_has_the_old_name_of_a_key_is_left_alone() -> None:
     changed = change({"dataset": "digits", "algorithm": "fedevg"}, ["algorithm.noise=0.5"])
     assert changed["algorithm"] == {"name": "fedevg", "noise": 0.5}
@@ -534,20 +491,14 @@ def test_parts_are_completed_once() -> None:
     assert pickle.loads(pickle.dumps(e)) == e
 
 
-@pytest.mark.parametrize("text", ["[" * 100 + "]" * 100, '"' + "a" * 2_000_000 + '"'])
-def test_absurd_files_are_refused_at_the_door(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "deep.toml"
-    file.write_text(f"dataset = {text}")
-    with pytest.raises(ConfigError, match="too long or nested too deeply"):
+    file.write_text(f"dataset = {'[' * 5000}")
+    with pytest.raises(ConfigError, match=r"deep.toml' is not valid TOML"):
         read(file)
-    deep: object = 1
-    for _ in range(100):
-        deep = [deep]
-    with pytest.raises(ConfigError, match="hidden is nested too deeply"):
-        Experiment(dataset="vowel", model={"name": "mlp", "hidden": deep})
 
 
-def test_a_part_that_is_given_twice_is_a_sentence() -> None:
+def test_a_part_that_is_given_twice_is_an_error() -> None:
     with pytest.raises(ConfigError, match="partition is given twice"):
         Experiment(dataset={"name": "digits", "partition": "iid"}, partition=DIRICHLET)
 
@@ -573,7 +524,7 @@ def test_an_unknown_score_suggests_the_nearest(score: object) -> None:
         job_from_experiment(Experiment(dataset="vowel", score=score))
 
 
-def test_a_score_that_does_not_fit_the_data_is_a_sentence() -> None:
+def test_a_score_that_does_not_fit_the_data_is_an_error() -> None:
     with pytest.raises(ConfigError, match="score = 'r2' does not fit data whose loss is"):
         job_from_experiment(Experiment(dataset="vowel", score="r2"))
 
@@ -622,3 +573,17 @@ def test_the_title_of_an_experiment(rule: str, algorithm: str, title: str) -> No
 def test_an_algorithm_refuses_parts_that_it_does_not_take() -> None:
     with pytest.raises(ConfigError, match="algorithm 'drfa' does not take a rule"):
         job_from_experiment(Experiment(dataset="vowel", algorithm="drfa", rule="term"))
+
+
+def test_trees_take_no_parts_of_networks() -> None:
+    values = {
+        "dataset": "vowel",
+        "client": {"name": "ditto", "lr": 0.2},
+        "model": "mlp",
+        "rounds": 7,
+    }
+    changed = Experiment(**change(values, ["model.leaves=7", "algorithm=boosting(lr=0.3)"]))
+    assert changed.model == {"name": "trees", "leaves": 7, "depth": 6}
+    assert changed.client == Experiment(dataset="vowel").client
+    assert (changed.algorithm["lr"], changed.rounds) == (0.3, 7)
+    assert Experiment(**change(values, ["algorithm=drfa"])).client["name"] == "ditto"

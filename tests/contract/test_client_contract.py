@@ -4,7 +4,6 @@ A new file in `clients/` is tested here without being named: with any rule and s
 way to vectorize, any interruption.
 """
 
-import inspect
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from cases import cases
-from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
 from commonweal.base.errors import CommonwealWarning, ConfigError
 from commonweal.base.tensors import Tensors, flatten
 from commonweal.checks.clients import CLIENT_CHECKS, check_client
@@ -24,18 +22,19 @@ from commonweal.config import catalog
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import run
+from commonweal.protocols.algorithm import Algorithm, Replies, Request
+from commonweal.task.task import Batch, Task
+from commonweal.task.uses import Uses, one_model
+from commonweal.training.ask import Ask
+from commonweal.training.client import Notes, Requests, ToAll
 from commonweal.training.client_state import ClientState
 from commonweal.training.objective import Custom, Objective
-from commonweal.training.task import Batch, Task
-from commonweal.training.uses import Uses, one_model
-from commonweal.training.vectorize import single
-from helpers import averaging, stream
+from helpers import averaging, group_of
 from personal_helpers import METHODS, ROUNDS, client, federation, sent, task
 from run_helpers import contents, states_of, stop_after
 from run_helpers import job as job_with
 
 PARTS = [("aaggff-s", "sgd", "all"), ("aaggff-d", "sgd", 3), ("term", "yogi", 3)]
-LENGTH = 175  # blend is the longest
 
 every = pytest.mark.parametrize("name", METHODS)
 
@@ -176,14 +175,11 @@ def test_the_loss_reported_is_of_the_model_before_training(name: str) -> None:
 
 
 @cases("name", METHODS)
-def test_the_file_says_what_it_is(name: str) -> None:
-    entry = catalog.find("clients", name)
+def test_the_catalog_explains_the_method_and_its_parameters(name: str) -> None:
+    entry = catalog.find_entry("clients", name)
     assert isinstance(entry.factory, type) and issubclass(entry.factory, Client)
-    source = inspect.getsourcefile(entry.factory)
-    assert source is not None
-    assert len(Path(source).read_text().splitlines()) <= (LENGTH if name != "sgd" else 400)
     assert entry.paper
-    for parameter in set(entry.parameters) - set(catalog.find("clients", "sgd").parameters):
+    for parameter in set(entry.parameters) - set(catalog.find_entry("clients", "sgd").parameters):
         assert f"{parameter}:" in entry.details or f"{parameter}," in entry.details
 
 
@@ -195,7 +191,7 @@ def test_training_changes_nothing_it_was_given(name: str) -> None:
     before = {n: v.clone() for n, v in message.items()}
     states = {n: v[None] for n, v in method.init_client(t, 7).items()}
     copies = {n: v.clone() for n, v in states.items()}
-    group = Group(torch.tensor([2]), f.train, ClientState(states), [stream("c", round=3)], single)
+    group = group_of(f.train, "c", 2, ClientState(states), round=3)
     algorithm.answer(Request(group.ids, message), group)
     assert all(torch.equal(message[n], before[n]) for n in before)
     assert all(torch.equal(states[n], copies[n]) for n in copies)
@@ -298,6 +294,39 @@ class Masked(Client):
         return {}, {}
 
 
+@dataclass(frozen=True)
+class Asking(Client):
+    """Asks all clients for something after every round, in one of several wrong ways."""
+
+    wrong: str = ""
+
+    def after(self, round: int, rounds: int) -> Requests:
+        request: Any = "sum" if self.wrong == "request" else ToAll("sum")
+        replies = yield request
+        while self.wrong == "endless":
+            yield ToAll("sum")
+        if self.wrong == "nobody":
+            return Notes(replies["sum"])
+        notes: Any = None if self.wrong == "notes" else Notes()
+        return notes  # type: ignore[no-any-return]
+
+    def answer(self, ask: Ask) -> tuple[Tensors, Tensors]:
+        if ask.purpose == "train" or self.wrong == "unanswered":
+            return super().answer(ask)
+        if self.wrong == "axis":
+            return {"sum": ask.sizes.sum()}, ask.states
+        if self.wrong == "changes":
+            ask.message["w"].add_(1)
+        if self.wrong == "names":
+            return {"sum": ask.sizes}, {"other": ask.sizes}
+        value = torch.rand(len(ask.ids)) if self.wrong == "random" else ask.sizes
+        return {"sum": value}, ask.states
+
+
+def test_a_method_with_its_own_requests_passes() -> None:
+    assert "conversation" in check_client(Asking())
+
+
 @pytest.mark.parametrize(
     ("method", "check", "words"),
     [
@@ -310,10 +339,21 @@ class Masked(Client):
         (Secret(), "uses", "set personalizes = True"),
         (Heavy(), "uses", "must be a convex mixture"),
         (Masked(), "private", "has no 'private'"),
+        (Asking(wrong="request"), "conversation", "yields 'sum': yield ToAll"),
+        (Asking(wrong="endless"), "conversation", "more than 100 requests after round 1"),
+        (Asking(wrong="nobody"), "conversation", "KeyError"),
+        (Asking(wrong="notes"), "conversation", r"returns None: return Notes\(\)"),
+        (Asking(wrong="unanswered"), "conversation", "no answer to a request for 'sum'"),
+        (Asking(wrong="axis"), "conversation", r"has 'sum' of shape \(\) for 3 clients"),
+        (Asking(wrong="changes"), "conversation", "answer to 'sum' changes"),
+        (Asking(wrong="names"), "conversation", "changes the names of states"),
+        (Asking(wrong="random"), "conversation", "differs for the same message"),
         (client("superfed-mm", begin=20.0), "fits", "it raises ConfigError: superfed begin = 20"),
     ],
 )
-def test_a_method_that_breaks_the_contract_is_told(method: Client, check: str, words: str) -> None:
+def test_a_method_that_breaks_the_contract_is_reported(
+    method: Client, check: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"fails the check '{check}': .*{words}"):
         check_client(method)
 

@@ -75,10 +75,12 @@ every = pytest.mark.parametrize("case", CASES, ids=label)
 
 def test_every_file_in_the_folder_is_a_case() -> None:
     folder = Path(commonweal.__file__).parent / "rules"
-    files = {file.stem for file in folder.glob("[!_]*.py")}
+    paths = [*folder.glob("[!_]*.py"), *folder.glob("guard/[!_]*.py")]
+    files = {".".join(path.relative_to(folder).with_suffix("").parts) for path in paths}
     tested = {entry.factory.__module__ for entry in catalog.entries("rules").values()}
-    libraries = {"rule", "ftrl", "online", "private_forms", "simplex", "slots", "sparse_table"}
-    assert tested == {f"commonweal.rules.{stem}" for stem in files - libraries}
+    libraries = {"rule", "ftrl", "online", "private_form", "private_forms", "simplex", "slots"}
+    libraries.add("sparse_table")
+    assert tested == {f"commonweal.rules.{name}" for name in files - libraries}
     assert len({label(case) for case in CASES}) == len(CASES)
 
 

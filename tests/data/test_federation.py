@@ -16,7 +16,7 @@ from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
 from commonweal.data.split import split_rows
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
@@ -38,8 +38,22 @@ def numbers(rows: Rows, k: int) -> list[int]:
     return rows.client(k).x[:, 0].int().tolist()
 
 
-def expected_test(n: int, share: float) -> int:
-    return 0 if share == 0 else min(n - 1, max(1, math.floor(share * n + 0.5)))
+def expected_share(share: float) -> float:
+    """A share is that of a fold, where it is near 1/2, 1/3, ..."""
+    folds = round(1 / max(share, 1e-6))
+    return 1 / folds if folds > 1 and abs(1 / max(share, 1e-6) - folds) < 0.05 else share
+
+
+def expected_test(n: int, share: float, seed: int = 0) -> set[int]:
+    """How many rows may be tested: the share, rounded up or down."""
+    if share == 0:
+        return {0}
+    exact = expected_share(share) * n
+    if seed % math.floor(1 / expected_share(share) + 1e-9) == 0:
+        rounded = {math.floor(exact + 0.5 - 1e-3), math.floor(exact + 0.5 + 1e-3)}
+        return {min(n - 1, max(1, count)) for count in rounded}
+    near = (math.floor(exact - 1e-3), math.floor(exact + 1e-3), math.ceil(exact - 1e-9))
+    return {min(n - 1, count) for count in near}
 
 
 # Rows
@@ -93,7 +107,7 @@ def test_every_row_is_exactly_once_in_the_right_client(
     for k, name in enumerate(f.names):
         train, test = numbers(f.train, k), numbers(f.test, k)
         assert sorted(train + test) == np.flatnonzero(client == name).tolist()
-        assert len(test) == expected_test(named[name], share)
+        assert len(test) in expected_test(named[name], share, seed)
         assert f.train.client(k).y.tolist() == y[train].tolist()
         assert f.test.client(k).y.tolist() == y[test].tolist()
 
@@ -110,8 +124,8 @@ def test_each_class_is_within_a_row_of_its_share(
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     f = Federation.from_arrays(np.zeros((len(y), 1)), y, ["a"] * len(y), share, seed)
     held = np.bincount(f.test.y.numpy(), minlength=len(counts))
-    exact = expected_test(len(y), share) * np.array(counts) / len(y)
-    assert (np.abs(held - exact) < 1 + 1e-9).all()
+    exact = expected_share(share) * np.array(counts)
+    assert (np.abs(held - exact) < 1 + 1e-3).all()
 
 
 def test_rows_keep_their_order_within_a_client() -> None:
@@ -153,6 +167,44 @@ def test_a_new_client_changes_no_others_split(newcomer: str) -> None:
         j = after.names.index(name)
         assert numbers(after.test, j) == numbers(before.test, k)
         assert numbers(after.train, j) == numbers(before.train, k)
+
+
+SHARES = [0.2, 0.25, 0.1, 0.5, 0.33, 0.3, 0.4, 0.07]
+FOLDS = [5, 4, 10, 2, 3, 3, 2, 14]
+
+
+@cases(("share", "folds"), list(zip(SHARES, FOLDS, strict=True)))
+@cases("repetition", [0, 3])
+def test_seeds_are_folds_that_do_not_overlap(share: float, folds: int, repetition: int) -> None:
+    sizes = {"one": 1, "two": 2, "few": 4, "b": 23, "c": 60, "d": 25}
+    x, y, client = tagged(sizes, classes=4)
+    times = np.zeros(len(y), dtype=int)
+    for seed in range(folds * repetition, folds * (repetition + 1)):
+        f = Federation.from_arrays(x, y, client, share, seed)
+        rows = f.test.x[:, 0].int().numpy()
+        assert f.test.numbers is not None and f.test.numbers.tolist() == rows.tolist()
+        times[rows] += 1
+        of_c = client[rows] == "c"
+        counts = np.bincount(y[rows[of_c]], minlength=4)
+        expected = expected_share(share) * np.bincount(y[client == "c"], minlength=4)
+        assert (np.abs(counts - expected) < 1 + 1e-9).all()
+        if seed % folds == 0:
+            assert f.unscored == ["one"]
+    assert times[client == "one"].tolist() == [0]
+    assert set(times[client != "one"]) == ({1} if expected_share(share) == 1 / folds else {0, 1})
+
+
+def test_repetitions_have_other_folds() -> None:
+    x, y, client = tagged({"a": 60})
+    parts = [Federation.from_arrays(x, y, client, seed=s).test.x.flatten() for s in range(10)]
+    assert not any(torch.equal(first, later) for first in parts[:5] for later in parts[5:])
+
+
+def test_the_rows_of_small_clients_are_tested_once_too() -> None:
+    x, y, client = tagged({f"c{k:02}": 3 for k in range(40)})
+    folds = [Federation.from_arrays(x, y, client, seed=seed) for seed in range(5)]
+    assert sorted(row for f in folds for row in f.test.x[:, 0].tolist()) == list(range(120))
+    assert folds[0].unscored == [] and folds[1].unscored
 
 
 def test_every_row_has_the_same_chance_to_be_tested() -> None:
@@ -240,7 +292,7 @@ def test_true_and_false_are_two_classes() -> None:
 
 def test_other_labels_are_values_of_a_regression() -> None:
     f = Federation.from_arrays(np.zeros((4, 1)), [0.0, 1.0, -2.5, 3.0], ["a"] * 4)
-    assert (f.outputs, f.loss, f.score) == (1, "squared", "r2")
+    assert (f.outputs, f.loss, f.score) == (1, "squared", "r2-pooled")
     assert f.train.y.dtype == torch.float32
     assert sorted([*f.train.y.tolist(), *f.test.y.tolist()]) == [-2.5, 0.0, 1.0, 3.0]
 
@@ -259,7 +311,7 @@ def test_a_server_may_know_names_sizes_and_groups() -> None:
     population = f.population
     assert population.names == ("a", "b") and population.groups == f.groups == ("north", "south")
     assert population.sizes.tolist() == [2, 2] and population.shape == (2,)
-    assert (population.outputs, population.loss) == (2, "cross-entropy")
+    assert population.outputs == 2
 
 
 @cases(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import commonweal
+from cases import cases
 from commonweal import Federation, Task
 from commonweal.base.errors import DataError
+from commonweal.config import catalog
 from commonweal.data.samples import Lazy, Stacked
 from commonweal.data.transforms import crop_and_flip, random_crop, random_flip
 from commonweal.jobs.rounds import Round
@@ -22,6 +25,11 @@ RNG = np.random.default_rng(0)
 X = torch.from_numpy(RNG.normal(size=(90, 4)).astype(np.float32))
 Y = torch.from_numpy(RNG.integers(0, 3, 90))
 NAMES = ("a", "b", "c")
+SYNTHETIC = ("fedcgan", "fedcvae", "fedevg")  # the first two train by averaging
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedcorr": {"iterations": 1, "beta": 0.0},
+    "private": {"entropy": "seed", "noise": 1e-9},
+}
 
 
 def clients() -> dict[str, TensorDataset]:
@@ -340,6 +348,49 @@ def test_a_transform_changes_training_batches_only_and_is_drawn_from_the_clients
     assert losses(Task(model()), federation) == first
     one_by_one = losses(Task(model()), federation, vectorize="loop")
     assert one_by_one == pytest.approx(first, rel=1e-5)
+
+
+def without_inputs(x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.zeros_like(x)
+
+
+def moved(federation: Federation, **parts: Any) -> tuple[float, float]:
+    """How far a run moves the weight and the bias of a linear model."""
+    module = nn.Linear(4, 3)
+    *_, last = commonweal.run(Task(module), federation, rounds=2, **parts)
+    weight, bias = module.weight.detach(), module.bias.detach()
+    after = last.state_dict()
+    return float((after["weight"] - weight).norm()), float((after["bias"] - bias).norm())
+
+
+@cases("name", [n for n in catalog.entries("algorithms") if n not in (*SYNTHETIC, "boosting")])
+def test_every_algorithm_trains_on_transformed_batches(name: str) -> None:
+    """The weight of a linear model gets no gradient from inputs of 0; its bias does."""
+    federation = Federation.from_datasets(clients(), transform=without_inputs)
+    algorithm = {"name": name} | ALGORITHMS.get(name, {})
+    sampler = {"sampler": "poisson"} if name == "private" else {}
+    weight, bias = moved(federation, algorithm=algorithm, **sampler)
+    assert bias > 0.01 and weight < 1e-6  # for private's noise
+
+
+def test_samples_made_of_others_keep_the_transform() -> None:
+    federation = Federation.from_datasets(clients(), transform=without_inputs)
+    divided = federation.with_validation(0.2)
+    assert divided.undivided is not None
+    for made in (
+        federation.augmented(X[:5], Y[:5]),
+        divided,
+        replace(federation, train=divided.undivided),
+        federation.hold_out(0.4),
+        federation.with_loss("cross-entropy"),
+    ):
+        assert moved(made)[0] == 0
+
+
+def test_fedevg_refuses_a_transform_which_it_would_not_apply() -> None:
+    federation = Federation.from_datasets(clients(), transform=without_inputs)
+    with pytest.raises(DataError, match="needs no transform"):
+        moved(federation, algorithm={"name": "fedevg", "bound": 3.0, "steps": 1, "spc": 1})
 
 
 @pytest.mark.parametrize(

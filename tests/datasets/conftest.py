@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from command_helpers import command
+
+__all__ = ["command", "elsewhere", "real"]
+
 HERE = os.environ.get("COMMONWEAL_DATA")
 
 

@@ -17,7 +17,7 @@ from commonweal.data.federation import Federation
 from commonweal.datasets.heart import HOSPITALS, Prep, fill_gaps, heart, one_hot
 from commonweal.datasets.students import students
 from commonweal.datasets.vowel import SPEAKERS, vowel
-from commonweal.training.scores import undefined
+from commonweal.task.scores import undefined
 from helpers import data
 
 PREPS: tuple[Prep, ...] = ("aaggff", "flamby")
@@ -307,7 +307,7 @@ def test_a_wrong_folder_names_all_four_files(tmp_path: Path) -> None:
     assert "nowhere" in str(caught.value)
 
 
-def test_a_folder_in_a_files_place_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_in_a_files_place_is_an_error(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "processed.va.data").unlink()
     (tmp_path / "processed.va.data").mkdir()
@@ -315,7 +315,7 @@ def test_a_folder_in_a_files_place_is_a_sentence(tmp_path: Path) -> None:
         heart(dir=str(tmp_path))
 
 
-def test_the_environment_says_where_data_are(
+def test_the_environment_sets_the_folder_of_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMMONWEAL_DATA", str(tmp_path))

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pooch
 import pytest
 from typer.testing import CliRunner
 
 from commonweal.base.errors import DataError
 from commonweal.config import catalog
-from commonweal.sources import download, origins
-from commonweal.sources.origins import File
+from commonweal.data.sources import download, origins
 
+FILE = "some/some.bin"
 OWN = {"vowel", "digits", "students", "synthetic", "table", "folder"}  # without original files
 
 
@@ -43,8 +44,15 @@ class QuietServer(HTTPServer):
         pass
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pooch waits between tries."""
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+
+
 @pytest.fixture
 def served() -> Iterator[str]:
+    """A server that breaks off `Handler.breaks` times."""
     Handler.breaks = 0
     Handler.asked = 0
     server = QuietServer(("127.0.0.1", 0), Handler)
@@ -56,14 +64,16 @@ def served() -> Iterator[str]:
     thread.join()
 
 
-def file(url: str, body: bytes = Handler.body) -> File:
-    return File("some", "some.bin", url + "some.bin", f"sha256:{hashlib.sha256(body).hexdigest()}")
+def registry(url: str, root: Path, body: bytes = Handler.body) -> pooch.Pooch:
+    """One file of the server, with the checksum of a body."""
+    checksum = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    return pooch.create(root, url, registry={FILE: checksum}, retry_if_failed=2)
 
 
 def test_a_download_is_checked_and_not_repeated(served: str, tmp_path: Path) -> None:
-    path = download.fetch(file(served), root=tmp_path)
+    path = download.fetch(FILE, registry=registry(served, tmp_path))
     assert path == tmp_path / "some" / "some.bin" and path.read_bytes() == Handler.body
-    download.fetch(file(served), root=tmp_path)
+    download.fetch(FILE, registry=registry(served, tmp_path))
     assert Handler.asked == 1
 
 
@@ -72,26 +82,26 @@ def test_a_download_that_breaks_starts_again_and_leaves_no_half(
     served: str, tmp_path: Path
 ) -> None:
     Handler.breaks = 2
-    path = download.fetch(file(served), root=tmp_path)
+    path = download.fetch(FILE, registry=registry(served, tmp_path))
     assert path.read_bytes() == Handler.body and Handler.asked == 3
     Handler.breaks = 99
     Handler.asked = 0
     words = r"some.bin could not be downloaded from .*: try again later, or put it into"
     with pytest.raises(DataError, match=words):
-        download.fetch(file(served), root=tmp_path / "second")
+        download.fetch(FILE, registry=registry(served, tmp_path / "second"))
     assert list((tmp_path / "second" / "some").iterdir()) == []
 
 
-def test_a_wrong_checksum_is_a_sentence_and_leaves_no_file(served: str, tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_an_error_and_leaves_no_file(served: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="its checksum is not the published one"):
-        download.fetch(file(served, b"other"), root=tmp_path)
-    assert list((tmp_path / "some").iterdir()) == [] and Handler.asked == 1
+        download.fetch(FILE, registry=registry(served, tmp_path, b"other"))
+    assert list((tmp_path / "some").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(served: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(served: str, tmp_path: Path) -> None:
     (tmp_path / "some").write_text("a file in the folder's place")
     with pytest.raises(DataError, match="cannot write to"):
-        download.fetch(file(served), root=tmp_path)
+        download.fetch(FILE, registry=registry(served, tmp_path))
 
 
 # Where files come from
@@ -102,30 +112,35 @@ def datasets() -> set[str]:
 
 
 def test_every_dataset_has_files_or_advice() -> None:
-    by_hand = {name for name in datasets() if origins.manual(name)}
-    assert datasets() == OWN | set(origins.names()) | by_hand
-    assert not by_hand & set(origins.names()) and not OWN & by_hand
+    downloaded = {name for name in datasets() if origins.downloads(name)}
+    by_hand = set(origins.MANUAL)
+    assert datasets() == OWN | downloaded | by_hand
+    assert not by_hand & downloaded and not OWN & by_hand
 
 
-@pytest.mark.parametrize("name", origins.names())
-def test_sources_are_whole(name: str) -> None:
-    for source in origins.downloads(name):
-        kind, _, digest = source.hash.partition(":")
+def test_sources_are_whole() -> None:
+    known = origins.registry(Path())
+    of_datasets = [file for name in datasets() for file in origins.downloads(name)]
+    assert set(of_datasets) == set(known.registry_files)
+    for file in known.registry_files:
+        kind, _, digest = known.registry[file].partition(":")
         assert len(digest) == {"sha256": 64, "md5": 32}[kind]
         assert int(digest, 16) > 0
-        assert source.url.startswith("http") and source.url.endswith(f"/{source.name}")
-        assert source.folder and "/" not in source.folder
+        folder, _, name = file.partition("/")
+        assert folder and "/" not in name
+        assert known.get_url(file).startswith("http")
+        assert known.get_url(file).endswith(f"/{name}")
 
 
 def test_writers_need_mnist_too() -> None:
     files = origins.downloads("mnist-writers")
     assert files[:4] == origins.downloads("mnist")
-    assert [f.folder for f in files] == ["mnist"] * 4 + ["qmnist_writers"] * 2
+    assert [file.partition("/")[0] for file in files] == ["mnist"] * 4 + ["qmnist_writers"] * 2
 
 
-def test_a_dataset_without_download_is_a_sentence() -> None:
-    with pytest.raises(DataError, match=r"cannot be downloaded for you: put identity_CelebA.txt"):
-        download.sources("celeba")
+def test_a_dataset_without_download_is_an_error() -> None:
+    with pytest.raises(DataError, match="cannot be downloaded for you: put the IDX files"):
+        download.sources("emnist")
     with pytest.raises(DataError, match="did you mean 'mnist'"):
         download.sources("mnits")
     with pytest.raises(DataError, match="'vowel' needs no download"):
@@ -135,7 +150,8 @@ def test_a_dataset_without_download_is_a_sentence() -> None:
 def test_data_get(served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from commonweal.cli import app
 
-    monkeypatch.setattr(download, "sources", lambda name: (file(served),))
+    monkeypatch.setattr(download, "sources", lambda name: [FILE])
+    monkeypatch.setattr(origins, "registry", lambda root: registry(served, root))
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(app, ["data", "get", "mnist", "--data-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output

@@ -4,6 +4,8 @@ import contextlib
 import gzip
 import os
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +18,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import commonweal
-from commonweal.analysis.describe import facts, remarks, sampling_error, skewness
 from commonweal.base.errors import CommonwealError, ConfigError, DataError
+from commonweal.data.describe import federation_facts, remarks, sampling_error, skewness
 from commonweal.data.federation import Federation
+from commonweal.data.sources import cache
+from commonweal.data.sources.cache import cached
 from commonweal.datasets.mnist import FILES, emnist, read_images
-from commonweal.sources import cache
-from commonweal.sources.cache import cached
 
 NAMES = FILES
 TWO = {"name": "iid", "clients": 2}
@@ -64,15 +66,15 @@ def test_the_data_directory_and_a_folder_of_ones_own(
     assert torch.equal(load(root).train.x, here.train.x)
 
 
-def test_a_missing_file_says_what_to_get_and_where_to_put_it(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_file_names_its_source_and_place(tmp_path: Path) -> None:
     mnist(tmp_path)
     (tmp_path / NAMES[3]).unlink()
     words = rf"{NAMES[3]} not found in '{tmp_path}': run 'commonweal data get mnist'"
     with pytest.raises(DataError, match=words):
         load(tmp_path)
-    words = r"in '.*/data/berka': put there the eight .asc .*, or set COMMONWEAL_DATA to a folder"
+    words = r"in '.*/data/emnist': put there the IDX files .*, or set COMMONWEAL_DATA to a folder"
     with pytest.raises(DataError, match=words):
-        commonweal.dataset("berka")
+        commonweal.dataset("emnist")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_a_missing_file_says_what_to_get_and_where_to_put_it(tmp_path: Path) -> 
         (lambda data: gzip.compress(b"\0\0\x08\x03\0\0"), "is cut short"),
     ],
 )
-def test_a_damaged_file_is_a_sentence(
+def test_a_damaged_file_is_an_error(
     tmp_path: Path, damage: Callable[[bytes], bytes], words: str
 ) -> None:
     mnist(tmp_path)
@@ -176,6 +178,86 @@ def test_what_is_parsed_is_kept_until_its_source_changes(tmp_path: Path) -> None
     source.write_text("2")
     os.utime(source, ns=(1, 1))
     assert get() == [2, 2, 2] and len(parsed) == 3
+
+
+def filled(folder: Path, name: str, text: str) -> np.ndarray:
+    """An array of a megabyte of a source with this text."""
+    source = folder / name
+    source.write_text(text)
+
+    def parse(new: cache.New) -> None:
+        new("x", (125_000,), np.int64)[:] = int(text)
+
+    return cached("kept", [source], parse)["x"]
+
+
+def test_the_cache_is_keyed_by_content_wherever_the_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "other").mkdir()
+    filled(tmp_path, "source", "1")
+    before = cache.cache_entries()
+    filled(tmp_path / "other", "source", "1")
+    assert [entry.folder for entry in cache.cache_entries()] == [entry.folder for entry in before]
+    status = (tmp_path / "source").stat()
+    (tmp_path / "source").write_text("2")  # of the same size and time of change
+    os.utime(tmp_path / "source", ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def parse(new: cache.New) -> None:
+        new("x", (1,), np.int64)[:] = 2
+
+    assert cached("kept", [tmp_path / "source"], parse)["x"].tolist() == [2]
+
+
+def test_the_cache_keeps_what_was_used_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(cache.LIMIT, "0.0025")  # two entries
+    first = filled(tmp_path, "a", "1")
+    filled(tmp_path, "b", "2")
+    (a,) = (e.folder for e in cache.cache_entries() if np.load(e.folder / "x.npy")[0] == 1)
+    for k, entry in enumerate(cache.cache_entries()):
+        os.utime(entry.folder, (k, k))
+    filled(tmp_path, "a", "1")  # used again
+    filled(tmp_path, "c", "3")
+    values = sorted(int(np.load(entry.folder / "x.npy")[0]) for entry in cache.cache_entries())
+    assert values == [1, 3] and a.is_dir()
+    assert cache.clear_cache() > 2_000_000 and cache.cache_entries() == []
+    assert first.sum() == 125_000  # who uses an entry keeps it
+    monkeypatch.setenv(cache.LIMIT, "0")
+    assert filled(tmp_path, "d", "4").sum() == 500_000 and cache.cache_entries() == []
+    for wrong in ("much", "-1", "nan"):
+        monkeypatch.setenv(cache.LIMIT, wrong)
+        with pytest.raises(ConfigError, match="number of gigabytes"):
+            filled(tmp_path, "e", "5")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from commonweal.data.sources.cache import cached
+folder = Path(sys.argv[1])
+for k in range(150):
+    source = folder / str(k % 5)
+    value = 10 + k % 5
+    def parse(new):
+        new("x", (20_000,), np.int64)[:] = value
+    assert cached("kept", [source], parse)["x"].tolist() == [value] * 20_000
+"""
+
+
+def test_several_processes_share_a_cache_that_is_too_small(tmp_path: Path) -> None:
+    for k in range(5):
+        (tmp_path / str(k)).write_text(str(k))
+    home = {"XDG_CACHE_HOME": str(tmp_path / "home"), cache.LIMIT: "0.0004"}  # two of five
+    call = [sys.executable, "-W", "error", "-c", WRITER, str(tmp_path)]
+    processes = [subprocess.Popen(call, env=os.environ | home) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    left = list((tmp_path / "home" / "commonweal" / "parsed").iterdir())
+    assert len(left) <= 3 and not [path for path in left if path.name.startswith(cache.PART)]
 
 
 def test_a_damaged_or_unwritable_cache_is_no_obstacle(
@@ -278,7 +360,7 @@ def test_emnist_is_read_upright_and_from_0(tmp_path: Path) -> None:
 def test_facts_of_a_federation() -> None:
     owner = ["a"] * 6 + ["b"] * 2
     federation = Federation.from_arrays(np.zeros((8, 3)), [0, 0, 0, 1, 1, 1, 1, 1], owner, 0.5)
-    known = facts(federation)
+    known = federation_facts(federation)
     assert (known["clients"], known["training rows"], known["test rows"]) == (2, 4, 4)
     assert known["row"] == "3" and known["rows per client"] == "2 to 6, mean 4.00, std 2.00"
     assert str(known["skewness"]).startswith("4.00 (AFL")  # training rows: 3 and 1
@@ -286,7 +368,7 @@ def test_facts_of_a_federation() -> None:
     # The mix of all is 3/8 and 5/8: "a" differs by 1/8, and "b", all of class 1, by 3/8.
     assert str(known["label skew"]).startswith("0.250 on average, 0.375 at most")
     values = Federation.from_arrays(np.zeros((4, 1)), [0.5, 1.5, 2.5, 3.5], ["a"] * 4)
-    assert "classes" not in facts(values)
+    assert "classes" not in federation_facts(values)
 
 
 def test_clients_without_a_test_set_are_remarked() -> None:
@@ -342,9 +424,10 @@ def test_data_show_checks_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_code_of_all_that_read_data_is_part_of_the_key() -> None:
-    package = Path(cache.__file__).parents[1]
+    package = Path(cache.__file__).parents[2]
     importing = [
         file for file in package.rglob("*.py") if "sources.cache import" in file.read_text()
     ]
-    assert {file.parent.name for file in importing} <= set(cache.READERS)
+    rooms = {file.relative_to(package).parts[0] for file in importing}
+    assert rooms and rooms <= set(cache.READERS)
     assert all((package / folder).is_dir() for folder in cache.READERS)

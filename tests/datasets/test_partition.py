@@ -203,7 +203,7 @@ def test_only_rotation_changes_the_rows() -> None:
         (Shards(5, 2), 9, "9 rows cannot give 5 clients 2 each"),
     ],
 )
-def test_too_few_rows_are_a_sentence(partition: Partition, rows: int, words: str) -> None:
+def test_too_few_rows_are_errors(partition: Partition, rows: int, words: str) -> None:
     with pytest.raises(DataError, match=words):
         partition(np.zeros(rows, int), 0)
 
@@ -222,7 +222,7 @@ def test_too_few_rows_are_a_sentence(partition: Partition, rows: int, words: str
         (lambda: Rotation(3, 5), "turns = 5: it must be at most 4"),
     ],
 )
-def test_a_parameter_out_of_bounds_is_a_sentence(make: Callable[[], Partition], words: str) -> None:
+def test_a_parameter_out_of_bounds_is_an_error(make: Callable[[], Partition], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
 
@@ -286,7 +286,7 @@ def test_a_partitioner_of_flower_can_be_named() -> None:
     assert federation.notes == ("1 rows are given to no client and left out",)
 
 
-def test_without_flower_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flower_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match="pip install flwr-datasets"):
         assign(FlowerPartitioner(2), np.arange(4), 0)
@@ -416,7 +416,7 @@ def test_a_natural_federation_without_test_rows_is_partitioned_without() -> None
 # Noise
 
 
-def test_noise_is_what_it_says() -> None:
+def test_noise_has_the_given_rate() -> None:
     y = np.random.default_rng(0).integers(0, 10, 5000)
     pair = Pair(0.3)(y, 10, 0)
     symmetric = Symmetric(0.3)(y, 10, 0)
@@ -430,7 +430,7 @@ def test_noise_is_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("kind", [Pair, Symmetric])
-def test_noise_that_cannot_be_is_a_sentence(kind: Callable[[float], Noise]) -> None:
+def test_noise_that_cannot_be_is_an_error(kind: Callable[[float], Noise]) -> None:
     with pytest.raises(ConfigError, match=r"rate = 1.5: it must be at most 1"):
         kind(1.5)
     with pytest.raises(ConfigError, match=r"rate = -0.1: it must be at least 0"):
@@ -440,7 +440,7 @@ def test_noise_that_cannot_be_is_a_sentence(kind: Callable[[float], Noise]) -> N
 
 
 @pytest.mark.parametrize("loaded", [digits, vowel], ids=["pool", "natural"])
-def test_noise_touches_training_rows_only_and_says_how_many(
+def test_noise_touches_training_rows_only_and_counts_them(
     loaded: Callable[[], Pool | Federation],
 ) -> None:
     clean = build_federation(loaded())
@@ -468,7 +468,7 @@ def test_noise_swaps_the_two_classes_of_a_binary_task() -> None:
     assert torch.equal(noisy.train.y, 1 - binary.train.y)
 
 
-def test_noise_without_classes_is_a_sentence() -> None:
+def test_noise_without_classes_is_an_error() -> None:
     x = np.zeros((4, 1))
     values = Federation.from_arrays(x, [0.5, 1.5, 2.5, 3.5], ["a"] * 4)
     tokens = Federation.from_arrays(x, np.zeros((4, 2), int), ["a"] * 4)

@@ -13,9 +13,9 @@ import commonweal
 from commonweal.base.errors import CommonwealError, ConfigError, DataError
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
+from commonweal.data.tables import files
 from commonweal.datasets import Pool
 from commonweal.datasets.table import table
-from commonweal.tables import files
 
 FIVE = {"name": "iid", "clients": 5}
 
@@ -65,7 +65,7 @@ def test_columns_can_be_dropped_and_left_as_they_are(tmp_path: Path) -> None:
 
 def test_labels_may_be_values(tmp_path: Path) -> None:
     values = load(written(tmp_path / "t.csv", TABLE), label="age", task="values")
-    assert (values.loss, values.score) == ("squared", "r2")
+    assert (values.loss, values.score) == ("squared", "r2-pooled")
 
 
 def test_some_of_the_clients_of_a_table(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_blank_lines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (TABLE.replace("21,", "21.5,"), {"label": "age", "task": "classes"}, "a label is 21.5"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_a_sentence(
+def test_a_table_that_cannot_be_used_is_an_error(
     tmp_path: Path, text: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(DataError, match=words):
@@ -340,3 +340,29 @@ def test_some_of_the_folders_and_a_partition_of_all(tmp_path: Path, kind: str) -
     noisy = commonweal.dataset("folder", path=path, label_noise={"name": "pair", "rate": 1.0})
     clean = commonweal.dataset("folder", path=path)
     assert torch.equal(noisy.train.y, 1 - clean.train.y)
+
+
+def test_many_values_in_two_columns_name_the_clients_that_are_there(tmp_path: Path) -> None:
+    """The product of 50,000 and 50,000 values has more digits than a code."""
+    n = 50_000
+    rng = np.random.default_rng(0)
+    first, second = rng.permutation(n).tolist(), rng.permutation(n).tolist()
+    lines = ["country,hospital,x,ill\n"]
+    for row in range(n):
+        lines.append(f"a{first[row]},b{second[row]},{row % 7},{row % 2}\n")
+    path = written(tmp_path / "t.csv", "".join(lines))
+    federation = load(path, client="country,hospital", test=0.5)
+    pairs = [f"a{a}/b{b}" for a, b in zip(first, second, strict=True)]
+    assert federation.names == tuple(sorted(pairs))
+
+
+def test_the_first_row_of_another_width_is_named_by_its_number(tmp_path: Path) -> None:
+    note = TABLE.replace("city", '"city, or\ntown"', 1) + "\n"  # rows 1 to 32, and a blank line
+    for text, row in (
+        (TABLE + "1,2\n3\n", 32),
+        ("sep=;\n" + TABLE.replace(",", ";") + "1;2\n", 33),
+        (note + "1,2,3,4,5\n", 33),
+        (note + '"1\n2",3\n', 33),
+    ):
+        with pytest.raises(DataError, match=rf"row {row}: \d values for 4 columns"):
+            load(written(tmp_path / "t.csv", text))

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import pytest
 
 from commonweal import cli
-from commonweal.sources.files import find
+from commonweal.data.sources.files import find_file
 from own_table import write
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELLS = ("sh", "bash", "console", "powershell")
-TRAINING = ("run", "compare", "tune", "reproduce")
+TRAINING = ("run", "compare", "tune")
 
 # What a page takes for granted.
 BEFORE = {
@@ -34,10 +34,9 @@ NOT_RUN = {
     r"pip install|python3? -m (venv|pip|build)|py -m venv|\. \.venv|\.venv": "it installs",
     r"make ": "tested by .ci/run, or takes minutes",
     r"flwr |flower-superlink|flower-supernode": "real processes: tests/flower/test_deployment.py",
-    r"commonweal fit patients": "it takes minutes: tests/commands, tests/docs/test_own_page.py",
-    r"commonweal ui": "it serves until it is stopped: tests/ui",
+    r"commonweal fit patients": "it takes minutes: tests/app/commands, tests/docs/test_own_page.py",
+    r"commonweal ui": "it serves until it is stopped: tests/app/ui",
     r"commonweal data get": "it downloads: tests/datasets/test_download.py",
-    r"commonweal reproduce \S": "minutes to hours: tests of reproduce",
     r"(PYTHONPATH\S+ |COMMONWEAL_DATA\S+ )*python3? benchmarks/": "minutes; the file must exist",
     r"python -m benchmarks\.": "minutes, on several hosts",
     r"torchrun |srun |sbatch ": "several processes: tests/engines/test_ranks.py",
@@ -95,7 +94,7 @@ def reason(command: str) -> str:
         if re.match(pattern, command):
             return why
     for dataset, (folder, name) in DATASETS.items():
-        if re.search(rf"\b{dataset}\b", command) and find(folder, name, None) is None:
+        if re.search(rf"\b{dataset}\b", command) and find_file(folder, name, None) is None:
             return f"the files of {dataset} are not here"
     return ""
 

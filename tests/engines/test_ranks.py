@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import commonweal
 from commonweal.base.errors import ConfigError
+from commonweal.cli import app
 from commonweal.config import catalog
+from commonweal.config.experiment import Experiment
 from commonweal.engines import simulator, wire
 from commonweal.engines.ranks import shares
 from commonweal.training import evaluation
@@ -39,6 +42,7 @@ METHODS = [
     for rule in ("aaggff-s", "adafed")
     for client in ("sgd", "ditto", "scaffold")
 ]
+BOOSTING = {"name": "boosting", "personal": "client", "min_rows": 3, "sample_rows": 0.9}
 PROTOCOLS = [
     case("fine-tune", client={"name": "fine-tune"}),
     case("blend", client={"name": "blend"}, validation=0.3),
@@ -47,6 +51,7 @@ PROTOCOLS = [
     case("grouped", rule={"name": "grouped", "domains": 2, "rule": "afl"}),
     case("fedbn", model="norm", client={"name": "fedbn"}),
     case("cnn", model="cnn", client={"name": "apfl"}, vectorize="auto"),
+    case("boosting", model="trees", algorithm=BOOSTING, rule="afl", cohort=4),
     case("one-client", cohort=1),
     case("poisson", sampler={"name": "poisson"}, cohort=1, rounds=6),
     case("poisoned", poisoned=True, client={"name": "sgd", "epochs": 4}),
@@ -185,32 +190,16 @@ def test_shares_are_a_partition_with_bounded_parts(sizes: list[int], ranks: int)
     assert most <= sum(sizes) / ranks + max(sizes, default=0)
 
 
-def commonweal_on_ranks(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command on two ranks. The second one says what it did."""
-    spy = "import commonweal.analysis.rank_pool as p; answer = p._answer; "
-    spy += "p._answer = lambda q: (print('RANK 1 DID', q.header['do']), answer(q))[1]; "
-    spy += "from commonweal.cli import main; main()"
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    return subprocess.run(
-        [sys.executable, *start, sys.executable, "-c", spy, *arguments],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
+@pytest.mark.parametrize("command", [["compare", "vowel"], ["tune", "vowel"], ["choose", "runs"]])
+def test_several_runs_are_not_divided_by_torchrun(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "started by torchrun")
+    ended = CliRunner().invoke(app, command)
+    assert isinstance(ended.exception, ConfigError)
+    assert "--jobs" in str(ended.exception) and "--shard" in str(ended.exception)
 
 
-@pytest.mark.slow
-def test_compare_and_choose_divide_their_runs(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    vowel = [str(PROGRAM.parents[1] / "examples" / "vowel.toml"), "rounds=2", "validation=0.2"]
-    compared = ["compare", *vowel, "--rules", "fedavg,afl", "--seeds", "2"]
-    subprocess.run([sys.executable, "-m", "commonweal", *compared, "-o", str(one)], check=True)
-    ended = commonweal_on_ranks(*compared, "engine=torchrun", "-o", str(two))
-    assert "RANK 1 DID run_cell" in ended.stdout
-    assert ended.stdout.count("clients are better off than with local") == 2  # rules; by rank 0
-    assert contents(one) == contents(two)
-    subprocess.run([sys.executable, "-m", "commonweal", "choose", str(one)], check=True)
-    assert "RANK 1 DID run_evidence" in commonweal_on_ranks("choose", str(two)).stdout
-    assert (one / "choice.json").read_bytes() == (two / "choice.json").read_bytes()
+def test_a_comparison_with_the_engine_of_ranks_names_the_options_instead() -> None:
+    with pytest.raises(ConfigError, match=r"--jobs N on one machine, or with compare --shard"):
+        commonweal.compare(Experiment(dataset="vowel", engine="torchrun", rounds=1))

@@ -26,9 +26,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
+from commonweal.base.randomness import Streams
 from commonweal.base.tensors import State, Tensors, flatten, unflatten
 from commonweal.config import catalog
 from commonweal.config.experiment import RunSettings
@@ -38,14 +37,17 @@ from commonweal.engines.engine import Engine
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import Exchange, converse, run
+from commonweal.protocols.algorithm import Algorithm, Group, Replies, Request
+from commonweal.protocols.averaging import Averaging
+from commonweal.protocols.samplers.uniform import Uniform
 from commonweal.record.record import Record
-from commonweal.samplers.uniform import Uniform
+from commonweal.task.task import Task
+from commonweal.task.vectorize import single
+from commonweal.training.ask import Samples
 from commonweal.training.client import Client
-from commonweal.training.client_state import NO_STATE, stack_states
+from commonweal.training.client_state import stack_states
 from commonweal.training.evaluation import Evaluation, evaluate
-from commonweal.training.task import Task
-from commonweal.training.vectorize import single
-from helpers import SHAPES, Visitor, averaging, close, federation, module
+from helpers import SHAPES, Visitor, averaging, close, federation, group_of, module
 from run_helpers import states_of
 
 SIZES = {"p": 23, "q": 9, "r": 23}
@@ -152,10 +154,10 @@ class Node:
         if frame.purpose == "evaluate":
             return self.evaluate(message)
         purpose = randomness.purpose(frame.purpose)
-        stream = randomness.stream(SEED, int(message["round"]), self.key, purpose)
+        streams = Streams(SEED, int(message["round"]), [self.key], purpose)
         me = torch.tensor([0])
         each = frame.tensors.get("each", {})
-        group = Group(me, self.train, self.state, [stream], single, each)
+        group = Group(me, Samples.of(self.train), self.state, streams, single, each)
         replies, state = self.algorithm.answer(Request(me, message, frame.purpose, each), group)
         self.took_part |= state is not self.state
         self.state = state
@@ -408,7 +410,7 @@ def test_a_run_over_processes_writes_the_simulators_record(tmp_path: Path) -> No
     assert (apart.folder / model).read_bytes() == (together.folder / model).read_bytes()
 
 
-def test_label_counts_are_told_by_the_clients() -> None:
+def test_label_counts_come_from_the_clients() -> None:
     """Each has seen other classes, and none knows how many there are."""
     f = federation({"a": 20, "b": 20, "c": 20, "d": 20}, classes=3)
     owner = torch.repeat_interleave(torch.arange(4), 20)
@@ -467,7 +469,7 @@ def test_a_client_that_is_killed_at_work_is_as_if_it_had_not_been_asked() -> Non
     assert torch.equal(outcome.weights, expected.weights)
 
 
-def test_a_client_that_says_nothing_is_given_up_and_heard_again_later() -> None:
+def test_a_silent_client_is_given_up_and_asked_again_later() -> None:
     """Its late reply is not taken for the answer to another request."""
     f = federation(SIZES)
     with processes(f) as engine:
@@ -515,7 +517,6 @@ def test_an_answer_needs_nothing_but_its_arguments(kind: str) -> None:
     whole = Simulator(f, SEED, "loop").collect(algorithm, request).values
     for k, name in enumerate(f.names):
         torch.manual_seed(k)  # whatever torch's own generator holds in another process
-        stream = randomness.stream(SEED, 1, randomness.key(name), randomness.TRAIN)
-        group = Group(torch.tensor([0]), f.train.client(k), NO_STATE, [stream], single)
+        group = group_of(f.train.client(k), name, seed=SEED)
         replies, states = algorithm.answer(request, group)
         assert not states and all(torch.equal(replies[n][0], whole[n][k]) for n in whole)

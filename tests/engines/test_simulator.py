@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from cases import cases
-from commonweal.algorithms.algorithm import Algorithm, Group, Request
-from commonweal.algorithms.two_phase import TwoPhase
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import Tensors
 from commonweal.clients.blend import Blend
@@ -19,11 +17,13 @@ from commonweal.clients.ditto import Ditto
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
 from commonweal.engines.simulator import MODES, VECTORS_PER_CLIENT, Simulator
+from commonweal.protocols.algorithm import Algorithm, Group, Request
+from commonweal.protocols.servers.sgd import SGD
+from commonweal.protocols.two_phase import TwoPhase
 from commonweal.rules.fedavg import FedAvg
-from commonweal.servers.sgd import SGD
+from commonweal.task.task import Task
 from commonweal.training.batches import chunks
 from commonweal.training.client import Client
-from commonweal.training.task import Task
 from helpers import (
     SHAPES,
     Visitor,
@@ -224,7 +224,9 @@ def decision(m: nn.Module, mode: str = "auto") -> tuple[str, str]:
         ),
     ],
 )
-def test_auto_decides_by_the_module_and_says_why(m: nn.Module, mode: str, why: str) -> None:
+def test_auto_decides_by_the_module_and_records_the_reason(
+    m: nn.Module, mode: str, why: str
+) -> None:
     decided, reason = decision(m)
     assert decided == mode and why in reason
 
@@ -240,7 +242,7 @@ def test_a_requested_mode_is_used(mode: str) -> None:
     assert decision(module("mlp"), mode) == (mode, "requested")
 
 
-def test_an_unknown_mode_is_a_sentence() -> None:
+def test_an_unknown_mode_is_an_error() -> None:
     with pytest.raises(ConfigError, match="vectorize = 'vmpa' is not a mode: did you mean 'vmap'"):
         Simulator(federation(EQUAL), vectorize="vmpa")
 
@@ -597,7 +599,7 @@ def test_several_scores_are_evaluated_in_one_pass() -> None:
     assert torch.equal(found.losses, single.losses)
 
 
-def test_a_model_that_does_not_fit_the_rows_is_a_sentence() -> None:
+def test_a_model_that_does_not_fit_the_rows_is_an_error() -> None:
     sentence = r"the model Linear does not fit the data: rows have shape \(4,\) and 3 outputs"
     with pytest.raises(ConfigError, match=sentence):
         decision(nn.Linear(5, 3))
@@ -605,7 +607,7 @@ def test_a_model_that_does_not_fit_the_rows_is_a_sentence() -> None:
 
 @cases("mode", ["loop", "vmap", "chunked"])
 @cases("kind", ["mlp", "norm"])
-def test_replies_tell_of_the_received_model_before_training(kind: str, mode: str) -> None:
+def test_replies_have_the_loss_of_the_received_model(kind: str, mode: str) -> None:
     task, f = Task(module(kind)), federation(UNEQUAL)
     algorithm = averaging(task, Client(lr=0.5))
     message = algorithm.ask(algorithm.init(f.population)) | {"w": task.reinitialised(5).initial}

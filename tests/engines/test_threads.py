@@ -10,20 +10,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from commonweal.algorithms.algorithm import Request
-from commonweal.base.tensors import Tensors
+from cases import cases
+from commonweal.base.tensors import Tensors, flatten
 from commonweal.clients.superfed import SuPerFedMM
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
+from commonweal.jobs.job import job_from_parts
 from commonweal.jobs.rounds import run
+from commonweal.models.trees import trees
+from commonweal.protocols.algorithm import Request
 from commonweal.rules.rule import Reports, Stateless
+from commonweal.task.memory_format import ChannelsLast, channels_last
+from commonweal.task.task import Task
 from commonweal.training.client import Client
 from commonweal.training.evaluation import evaluate
-from commonweal.training.memory_format import ChannelsLast, channels_last
-from commonweal.training.task import Task
 from helpers import averaging, batches_of, close, collected, federation, planned, torch_training
+from personal_helpers import METHODS
+from personal_helpers import client as method
 from run_helpers import states_of
+from synthetic_helpers import SMALL, digits
+from synthetic_helpers import task as energy_task
 
 SIZES = {"p": 24, "q": 9, "r": 24, "s": 40, "t": 41}
 SHAPES = {"one channel": (1, 8, 8), "three channels": (3, 8, 8)}
@@ -107,7 +114,7 @@ def test_threads_compute_at_the_same_time_and_their_number_is_restored() -> None
     torch.set_num_threads(3)
     three = dict(list(SIZES.items())[:3])
     with (
-        mock.patch("commonweal.algorithms.averaging.Averaging.answer", slow),
+        mock.patch("commonweal.protocols.averaging.Averaging.answer", slow),
         mock.patch.object(Simulator, "_group", prepared),
     ):
         collected(task, federation(three, (1, 8, 8)), "auto", Client())
@@ -206,6 +213,52 @@ def test_to_ask_whether_a_module_draws_does_not_draw() -> None:
     assert Task(Dropping()).draws_inside(torch.zeros(1, 1, 8, 8))
     assert not Task(pooled()).draws_inside(torch.zeros(1, 1, 8, 8))
     assert torch.equal(torch.rand(1), expected)
+
+
+# Everything in the catalog, with two threads as computers have them: elsewhere the suite has one
+
+FEW = {"p": 10, "q": 6, "r": 10}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedcorr": {"iterations": 1, "beta": 0.0},
+    "fedcgan": SMALL["fedcgan"],
+    "fedcvae": SMALL["fedcvae"],
+    "fedevg": SMALL["fedevg"],
+    "private": {"entropy": "seed", "noise": 1.0},
+}
+
+
+def same_with_two_threads(task: Task, data: Federation, **parts: Any) -> None:
+    """Check that a run of two rounds gives the same numbers with one thread and with two."""
+    results = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        *_, last = run(job_from_parts(task, data, **{"rounds": 2} | parts))
+        assert last.dropped == {} and last.evaluation is not None
+        own = last.evaluation.personal
+        scored = last.evaluation.losses if own is None else own.losses
+        results.append(flatten(last.state) | {"losses": scored})
+    assert results[0].keys() == results[1].keys()
+    for name, value in results[0].items():
+        close(value.double(), results[1][name].double())
+
+
+@cases("name", list(catalog.entries("algorithms")))
+def test_every_algorithm_runs_with_two_threads(name: str) -> None:
+    task, data = Task(pooled()), federation(FEW, (1, 8, 8))
+    if name in SMALL:
+        task, data = energy_task(), digits(rows=30)
+    if name == "boosting":
+        data = federation(FEW, (6,))
+        task = Task(trees((6,), data.outputs, rounds=2))
+    sampler = {"sampler": "poisson"} if name == "private" else {}
+    algorithm = {"name": name} | ALGORITHMS.get(name, {})
+    same_with_two_threads(task, data, algorithm=algorithm, **sampler)
+
+
+@cases("name", METHODS)
+def test_every_client_method_runs_with_two_threads(name: str) -> None:
+    data = federation(FEW, (1, 8, 8))
+    same_with_two_threads(Task(pooled()), data, client=method(name))
 
 
 # Channels last

@@ -14,7 +14,7 @@ import commonweal
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.cli import app
 from commonweal.config.experiment import Experiment
-from commonweal.flower.export import export
+from commonweal.flower.app_folder import write_app
 
 
 def test_export_writes_an_app_that_flower_accepts(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_export_writes_an_app_that_flower_accepts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["study-app", "2026", "Öl Studie", "a" * 40 + "-b", "__", "x--y"])
 def test_any_folder_gives_a_name_that_flower_accepts(tmp_path: Path, name: str) -> None:
     """`flwr run` refuses others than letters, digits and hyphens, at most 32."""
-    package = export(Experiment(dataset="vowel"), tmp_path / name)
+    package = write_app(Experiment(dataset="vowel"), tmp_path / name)
     config = tomllib.loads((tmp_path / name / "pyproject.toml").read_text())
     assert re.fullmatch(r"[a-z][a-z0-9-]{0,31}", config["project"]["name"])
     assert package.isidentifier() and (tmp_path / name / package / "client_app.py").exists()
@@ -56,7 +56,7 @@ def test_settings_that_mean_nothing_on_flower_are_refused(tmp_path: Path, settin
     assert "simulator" in str(done.exception) and not (tmp_path / "app").exists()
 
 
-def test_engine_flower_says_how_to_run_on_flower() -> None:
+def test_engine_flower_names_the_command_for_flower() -> None:
     """Without reading the data, which may be nowhere near."""
     missing = {"name": "table", "path": "nowhere.csv", "label": "y", "client": "site"}
     given = Experiment(dataset=missing, engine="flower")

@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'common
 
 from commonweal.config.experiment import Experiment
 from commonweal.flower.app import open_node
-from commonweal.flower.export import export
+from commonweal.flower.app_folder import write_app
 from commonweal.flower.node import to_settings
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
@@ -58,7 +58,7 @@ def clinics(folder: Path, given: Experiment, faults: list[str]) -> dict[str, Nod
 
 def faulty_app(folder: Path, given: Experiment, nodes: int) -> Path:
     """An exported app whose clients have the fault that their configuration names."""
-    package = export(given, folder, nodes)
+    package = write_app(given, folder, nodes)
     faulty = Path(__file__).with_name("faulty_app.py").read_text()
     (folder / package / "client_app.py").write_text(faulty)
     return folder
@@ -87,7 +87,7 @@ def test_a_node_with_another_key_cannot_take_a_clients_name(tmp_path: Path) -> N
     given = own_experiment("unknown to the server.csv", rounds=1)
     configs = clinics(tmp_path, given, ["", "", ""])
     configs["node-3"] = configs["node-1"]
-    export(given, tmp_path / "app", 2)
+    write_app(given, tmp_path / "app", 2)
     with Runtime(tmp_path / "runtime", configs) as runtime:
         runtime.start()
         out = str(tmp_path / "run")
@@ -153,7 +153,7 @@ def reasons_of(folder: Path) -> set[str]:
 def test_a_killed_node_comes_back_with_its_state(tmp_path: Path) -> None:
     given = experiment(rounds=50, evaluate_every=50)
     configs = node_configs(given, 3, tmp_path / "states")
-    export(given, tmp_path / "app", 3)
+    write_app(given, tmp_path / "app", 3)
     out = tmp_path / "run"
     name = str(configs["node-2"]["client"])
     with Runtime(tmp_path / "runtime", configs) as runtime:
@@ -191,7 +191,7 @@ def test_a_run_survives_the_superlink(tmp_path: Path) -> None:
     list(rounds.run(job_from_experiment(given), out=tmp_path / "simulator"))
     folder = tmp_path / "run"
     configs = node_configs(given, 3, tmp_path / "states")
-    export(given, tmp_path / "app", 3)
+    write_app(given, tmp_path / "app", 3)
     settings: dict[str, str | float] = {"out": str(folder), "nodes": 3, "wait": PATIENCE}
     settings["timeout"] = max(60.0, 2 * timeout())
     with Runtime(tmp_path / "first", configs) as runtime:

@@ -1,6 +1,7 @@
 """The same experiment in the simulator and on Flower's nodes: the same numbers."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def client(name: str) -> dict[str, Any]:
     return {**SMALL["client"], "name": name}
 
 
+BOOSTING = {"name": "boosting", "personal": "client", "sample_rows": 0.8, "min_rows": 5}
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {"rule": "fedavg"},
     "aaggff-s": {"rule": "aaggff-s"},
@@ -54,10 +56,13 @@ CASES: dict[str, dict[str, Any]] = {
     "drfa": {"algorithm": "drfa", "cohort": 3},
     "scaffold": {"client": client("scaffold")},
     "ditto": {"client": client("ditto"), "rule": "aaggff-s", "cohort": 3},
+    "alone": {"client": client("alone"), "cohort": 2},
     "blend": {"client": client("blend"), "rule": "aaggff-s", "validation": 0.2},
+    "choice": {"client": client("choice"), "algorithm": "two-phase", "validation": 0.2},
     "superfed-mm": {"client": client("superfed-mm"), "rule": "term"},
     "fedevg": {"algorithm": {"name": "fedevg", "spc": 2, "classifier_epochs": 2}, "client": "sgd"},
     "two-phase": {"algorithm": "two-phase", "rule": "aaggff-s"},
+    "boosting": {"algorithm": BOOSTING, "client": "sgd", "rule": "afl", "cohort": 4},
     "batch losses": {"algorithm": {"name": "averaging", "loss": "batch"}, "rule": "afl"},
 }
 
@@ -86,6 +91,23 @@ def test_flower_gives_the_simulators_numbers(case: str, tmp_path: Path) -> None:
     same_record(flower, Record.read(tmp_path / "simulator"))
     for file in ("rounds.jsonl", "model.safetensors", "clients.chunks", "clients.csv"):
         assert (flower.folder / file).read_bytes() == (again.folder / file).read_bytes()
+
+
+@pytest.mark.parametrize("algorithm", ["averaging", "two-phase"])
+def test_a_method_of_ones_own_has_its_own_requests(algorithm: str, tmp_path: Path) -> None:
+    """The one that docs/write.md shows, on nodes as in the simulator."""
+    page = (Path(__file__).parents[2] / "docs" / "write.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(# my_mixture.py\n.*?)^```$", page, re.M | re.S)
+    file = tmp_path / "my_mixture.py"
+    file.write_text(code, encoding="utf-8")
+    method = {**SMALL["client"], "name": f"{file}:Mixture"}
+    given = experiment(client=method, validation=0.2, algorithm=algorithm)
+    *_, last = rounds.run(job_from_experiment(given), out=tmp_path / "simulator")
+    run_on(grid_of(given, tmp_path / "states"), given, tmp_path / "run", nodes=5)
+    same_record(Record.read(tmp_path / "run"), Record.read(tmp_path / "simulator"))
+    assert last.job.local is not None
+    learned = {float(state.method["m"]) for state in dict(last.job.local.states).values()}
+    assert len(learned) == 1 and learned != {0.5}
 
 
 def test_label_counts_and_groups_are_asked_for(tmp_path: Path) -> None:

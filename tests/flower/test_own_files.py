@@ -114,7 +114,7 @@ def test_values_are_scaled_by_all_clients_sums(tmp_path: Path) -> None:
         assert vars(target)[name] == pytest.approx(vars(expected)[name], rel=1e-5)
 
 
-def test_numbered_classes_mean_what_the_files_say(tmp_path: Path) -> None:
+def test_numbered_classes_mean_the_labels_of_the_files(tmp_path: Path) -> None:
     """Of 0 and 1, 0 and 2, 0 and 3; the simulator has all four."""
     tables = clinics()
     for k, rows in enumerate(tables.values()):

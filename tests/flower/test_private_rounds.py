@@ -10,17 +10,17 @@ import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from commonweal.algorithms.algorithm import Replies, Sample
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.data.population import Population
 from commonweal.flower import FairStrategy, name_clients, weigh_privately
 from commonweal.flower.arrays import Layout
 from commonweal.flower.private import PrivateRounds, draw_nodes
+from commonweal.protocols.algorithm import Replies, Sample
+from commonweal.protocols.samplers import Poisson
+from commonweal.protocols.servers import SGD
 from commonweal.record.record import Record
 from commonweal.rules.aaggff_d import AAggFFD
-from commonweal.samplers import Poisson
-from commonweal.servers import SGD
 from flower_helpers import LocalGrid, configs, distance, mean_app, rows
 
 CLIENTS = 8

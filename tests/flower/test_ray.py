@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
 from commonweal.config.experiment import read
-from commonweal.flower.export import export
+from commonweal.flower.app_folder import write_app
 from commonweal.record.record import Record
 from flower_helpers import LocalGrid, configs
 
@@ -124,7 +124,7 @@ def test_flwr_run_works_from_a_checkout(tmp_path: Path) -> None:
     flwr_run(tmp_path / "example", 5, tmp_path)
     record = Record.read(tmp_path / "runs" / "flower")
     assert record.finished and set(record.rounds[-1].weights) == set("01234")
-    export(read(ROOT / "examples" / "vowel.toml", ["rounds=2"]), tmp_path / "vowel-app", 3)
+    write_app(read(ROOT / "examples" / "vowel.toml", ["rounds=2"]), tmp_path / "vowel-app", 3)
     flwr_run(tmp_path / "vowel-app", 3, tmp_path)
     (folder,) = (tmp_path / "runs").glob("flower-*-0")
     assert Record.read(folder).finished

@@ -224,7 +224,7 @@ def test_a_round_without_replies_changes_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model(again), model(first))
 
 
-def test_what_clients_do_not_send_is_said(tmp_path: Path) -> None:
+def test_what_clients_do_not_send_is_reported(tmp_path: Path) -> None:
     app = ClientApp()
 
     @app.train()
@@ -326,7 +326,7 @@ def test_the_same_strategy_starts_again_from_the_beginning(
         start(strategy, LocalGrid(mean_app(before), configs(4)))
 
 
-def test_arguments_that_cannot_work_are_refused_with_a_sentence() -> None:
+def test_arguments_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"0\.5 is no rule.*keywords"):
         FairStrategy(0.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"fraction_train = 1\.5"):
@@ -678,7 +678,7 @@ def test_batch_norm_and_whole_numbers_survive(tmp_path: Path) -> None:
     assert saved.keys() == net.state_dict().keys()
 
 
-def test_without_flower_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flower_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = ("strategy", "aggregation", "messages")
     loaded = [f"commonweal.flower.{part}" for part in parts]
     loaded += [name for name in sys.modules if name.partition(".")[0] == "flwr"]

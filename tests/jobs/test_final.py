@@ -9,9 +9,9 @@ import torch
 from sklearn.metrics import f1_score
 
 import commonweal
+from commonweal.app.export.prediction import predict_table
 from commonweal.base.errors import ConfigError
 from commonweal.config.experiment import Experiment
-from commonweal.export.prediction import predict_table
 from commonweal.jobs.final import best_cut
 from commonweal.jobs.job import job_from_experiment
 from commonweal.record.final import read_final

@@ -28,8 +28,8 @@ from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
+from commonweal.task.task import Task
 from commonweal.training.client import Client
-from commonweal.training.task import Task
 from run_helpers import contents, stop, stop_after
 
 EXPERIMENT = """
@@ -233,6 +233,33 @@ def test_kills_after_random_delays_leave_no_trace(
         assert contents(tmp_path / str(seed)) == contents(tmp_path / "whole")
 
 
+TREES = """
+dataset = "vowel"
+rounds = 12
+cohort = 5
+rule = "afl"
+validation = 0.2
+
+[algorithm]
+name = "boosting"
+sample_rows = 0.8
+personal = "client"
+
+[model]
+name = "trees"
+leaves = 4
+depth = 2
+"""
+
+
+def test_kills_leave_no_trace_in_trees(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(TREES)
+    result = drive(tmp_path, file, do="random", seconds=-1.0, seeds=[1])
+    assert result["kills"]["1"] >= 1
+    assert contents(tmp_path / "1") == contents(tmp_path / "whole")
+
+
 Steps = tuple[list[str], dict[str, tuple[str, int]]]
 
 
@@ -327,9 +354,7 @@ def test_the_command_killed_and_resumed_ends_the_same(
     assert contents(folder) == contents(whole)
 
 
-def test_ctrl_c_saves_says_so_and_resume_ends_the_same(
-    long: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_ctrl_c_saves_and_resume_ends_the_same(long: tuple[Path, Path], tmp_path: Path) -> None:
     file, whole = long
     folder = tmp_path / "stopped"
     process = command(file, folder)

@@ -14,7 +14,7 @@ from torch import nn
 import commonweal as cw
 from commonweal.base.errors import ConfigError, RunError, UnusedRunWarning
 from commonweal.config.experiment import RunSettings
-from commonweal.jobs.job import GIVEN, Parts
+from commonweal.jobs.job import GIVEN, OwnParts
 from run_helpers import federation, task
 
 UNUSED = """
@@ -69,10 +69,6 @@ def test_models_are_modules_and_state_dicts_wherever_they_come_from(tmp_path: Pa
     own = task().module
     own.load_state_dict(record.state_dict())
     assert torch.equal(own(x), last.module()(x))
-    with pytest.warns(DeprecationWarning, match=r"Record.state_dict"):
-        record.model()
-    with pytest.warns(DeprecationWarning, match=r"Round.module"):
-        last.model()
 
 
 def test_only_a_run_that_was_never_started_warns() -> None:
@@ -93,7 +89,7 @@ def test_a_run_that_waits_at_the_end_of_a_program_warns() -> None:
 
 
 def test_types_of_keywords_are_those_of_the_settings() -> None:
-    hints = typing.get_type_hints(Parts)
+    hints = typing.get_type_hints(OwnParts)
     assert set(hints) == {*GIVEN, *RunSettings.model_fields}
     documented = cw.run.__doc__ or ""
     assert all(f"        {key}: " in documented for key in hints)
@@ -128,3 +124,25 @@ def test_samplers_and_channels_are_built_by_name() -> None:
     assert [r.weights for r in by_object] == [r.weights for r in by_name]
     with pytest.raises(ConfigError, match="clip"):
         cw.channel("clpi")
+
+
+def regression() -> cw.Federation:
+    x = torch.linspace(-1, 1, 24)[:, None]
+    return cw.Federation.from_arrays(x, 3 * x[:, 0] + 1, [0, 1, 2] * 8)
+
+
+def test_the_loss_of_a_run_is_that_of_its_task(tmp_path: Path) -> None:
+    for loss in ("absolute", "torch.nn.functional:huber_loss"):
+        for of_task in ("", "squared"):
+            made = cw.Task(nn.Linear(1, 1), loss=of_task)
+            run = cw.run(made, regression(), loss=loss, rounds=1)
+            record = run.result()
+            assert record.facts.task is not None
+            assert record.facts.task.loss == loss
+
+
+def test_a_loss_that_the_task_was_not_made_for_is_an_error() -> None:
+    scaled = cw.Task(nn.Linear(1, 1), loss="squared", target=(1.0, 2.0))
+    with pytest.raises(ConfigError, match="the task was made for 'squared'"):
+        cw.run(scaled, regression(), loss="huber", rounds=1)
+    cw.run(scaled, regression(), loss="squared", rounds=1).result()

@@ -16,7 +16,7 @@ from commonweal.data.federation import Federation
 from commonweal.jobs.rounds import Round, run
 from commonweal.record.record import Record
 from commonweal.report.run_table import unseen_sentence
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 
 def federation(clients: int = 10) -> Federation:
@@ -97,7 +97,7 @@ def test_everybody_cannot_be_held_out() -> None:
         federation(2).hold_out(0.9)
 
 
-def test_the_band_for_new_clients_holds_as_often_as_it_says() -> None:
+def test_the_band_for_new_clients_holds_at_its_level() -> None:
     """For uniform scores the true share above s is 1 - s: the floor fails in at most 5 %."""
     rng = np.random.default_rng(0)
     failures = 0
@@ -113,7 +113,7 @@ def test_the_band_for_new_clients_holds_as_often_as_it_says() -> None:
     assert errors == (0.8, 92.0)  # 0.8 + sqrt(log(20) / 200) = 0.922 of the clients are better
 
 
-def test_the_sentence_about_new_clients(tmp_path: Path) -> None:
+def test_the_lowest_score_of_new_clients_is_shown(tmp_path: Path) -> None:
     rounds(tmp_path / "r", holdout_clients=0.3)
     table = Record.read(tmp_path / "r").unseen()
     assert table is not None

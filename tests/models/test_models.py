@@ -8,17 +8,19 @@ import torch
 from torch import Tensor, nn
 
 import commonweal
+import papers
 from cases import cases
 from commonweal.base.errors import ConfigError
+from commonweal.clients import Client
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.rounds import run
-from commonweal.training import scores
-from commonweal.training.losses import LOSSES
-from commonweal.training.task import Batch, Task
-from helpers import averaging
+from commonweal.task import scores
+from commonweal.task.losses import LOSSES
+from commonweal.task.task import Batch, Task
+from helpers import averaging, close, collected
 
 # The shape of a small row. A new model is tested on images before its author writes a line here.
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -30,8 +32,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "resnet10": (3, 5, 5),
     "resnet18-gn": (3, 5, 5),
 }
-NEEDS_WEIGHTS = "distilbert"
-NAMES = [name for name in catalog.entries("models") if name != NEEDS_WEIGHTS]
+GROWN = "trees"  # not trained by gradients: tests/protocols/test_boosting.py
+NAMES = [name for name in (*catalog.entries("models"), *papers.MODELS) if name != GROWN]
 OUTPUTS = 5
 BUFFERS = ("running_mean", "running_var")
 
@@ -39,7 +41,8 @@ BUFFERS = ("running_mean", "running_var")
 def build(
     name: str, shape: tuple[int, ...], outputs: int, labels: tuple[int, ...] = (), **options: Any
 ) -> nn.Module:
-    part = {"name": name, **options}
+    named = papers.paper(name) if name in papers.MODELS else name
+    part = {"name": named, **options}
     module: nn.Module = catalog.build("models", part, shape=shape, outputs=outputs, labels=labels)
     return module
 
@@ -97,6 +100,24 @@ def test_two_clients_at_once_or_one_by_one(name: str) -> None:
         assert torch.allclose(buffers[k], own_buffers)
         atol = 1e-9 * float(single.abs().max())
         assert torch.allclose(together[k], single, rtol=1e-6, atol=atol)
+
+
+@cases("name", NAMES)
+def test_two_threads_train_it_as_one_does(name: str) -> None:
+    """As on every computer but in this suite, which gives torch one thread."""
+    task, shape = small(name)
+    x = rows(shape, 8, name == "lstm")
+    x = x if name == "lstm" else x.float()
+    f = Federation.from_arrays(x, torch.arange(8) % OUTPUTS, [0] * 4 + [1] * 4, 0.25)
+    updates = []
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            updates.append(collected(task, f, "auto", Client(lr=0.01))["update"])
+    finally:
+        torch.set_num_threads(before)
+    close(updates[0], updates[1])
 
 
 # Published numbers of parameters, or sums over the papers' tables.
@@ -178,7 +199,7 @@ def test_lstm_answers_once_per_row_or_once_per_token() -> None:
         ("mobilenet", (10,), "images"),
     ],
 )
-def test_rows_of_another_kind_are_a_sentence(name: str, shape: tuple[int, ...], words: str) -> None:
+def test_rows_of_another_kind_are_errors(name: str, shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(name, shape, 2)
 
@@ -263,7 +284,7 @@ def labelled() -> Iterable[tuple[int, int]]:
 
 
 def scored(name: str, outputs: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
-    score = scores.find(name)
+    score = scores.find_score(name)
     return score.reduce(score.row_stats(outputs, y), offsets)
 
 

@@ -103,12 +103,12 @@ def test_files_that_a_checkpoint_does_not_name_are_removed(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.glob("*")] == ["000000-000001.safetensors"]
 
 
-def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"000003-000002\.safetensors' is missing"):
         ClientStates(10).restore({"client_rounds": torch.tensor([[3, 2]])}, tmp_path)
 
 
-def test_a_failed_write_is_a_sentence(tmp_path: Path) -> None:
+def test_a_failed_write_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "states").write_text("in the way")
     states = ClientStates(10, 0)
     states.restore({}, tmp_path / "states")

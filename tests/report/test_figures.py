@@ -4,22 +4,23 @@ import json
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from commonweal.analysis.compare import Result
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
 from commonweal.record.record import Record
 from commonweal.report import figures
 from commonweal.report.clients import ClientLines, client_lines, text
+from commonweal.report.formats import cell_rows, titles_of
+from comparison_helpers import compared, judged, made
 from page_helpers import make_runs
 from run_helpers import as_documented, weights_of
-
-NAMES = ("a", "b", "c")
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +30,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def result(label: str, scores: list[list[float]], lower: bool = False) -> Result:
-    array = np.array(scores)
-    return Result(label, NAMES[: array.shape[1]], array, [{}] * len(array), lower_is_better=lower)
-
-
 ALONE = [[0.2, 0.5, 0.8], [0.22, 0.5, 0.82], [0.24, 0.5, 0.81]]
 METHOD = [[0.4, 0.65, 0.6], [0.43, 0.45, 0.61], [0.41, 0.52, 0.62]]  # gains, unclear, loses
+GAINS = {"ditto": [0.19, 0.001, -0.2]}
 
 
 def plot(lower: bool = False) -> ClientLines:
-    alone = [result("alone", ALONE, lower)]
-    return client_lines([result("ditto", METHOD, lower)], alone, "mae" if lower else "accuracy")
+    results, alone = [made("ditto", METHOD, lower)], made("alone", ALONE, lower)
+    score = "mae" if lower else "accuracy"
+    return client_lines(compared(results, [alone], score, judged(GAINS)))
 
 
 # The client plot
@@ -54,16 +52,18 @@ def test_clients_are_sorted_by_local_training_the_best_first(lower: bool) -> Non
     assert lines[1].scores == pytest.approx((np.mean([0.65, 0.45, 0.52]),))
 
 
-def test_gains_are_of_the_method_that_serves_most_clients_better() -> None:
-    better = [[0.4, 0.6, 0.8], [0.43, 0.62, 0.82], [0.41, 0.61, 0.81]]
-    results = [result("fedavg", METHOD), result("fair", better), result("term", ALONE)]
-    found = client_lines(results, [result("alone", ALONE)], "accuracy")
-    assert (found.compared, found.base) == ("fair", "local training")
+def test_gains_are_of_the_method_that_the_verdict_is_about() -> None:
+    results = [made("fedavg", METHOD), made("fair", METHOD), made("term", ALONE)]
+    gains = {"fedavg": [0.1, 0.0, 0.0], "fair": [0.2, 0.15, 0.0], "term": [0.0, 0.0, 0.0]}
+    alone = [made("alone", ALONE)]
+    found = client_lines(compared(results, alone, judgement=judged(gains)))
+    assert found.compared == "fair"
     significant = {line.client: line.gain and line.gain.significant for line in found.lines}
     assert significant == {"a": True, "b": True, "c": False}
-    without = client_lines(results, [], "accuracy")
-    assert (without.compared, without.base, without.has_local) == ("term", "fedavg", False)
-    assert client_lines(results[:1], [], "accuracy").compared == ""
+    picked = judged(gains, picked="term")
+    assert client_lines(compared(results, alone, judgement=picked)).compared == "term"
+    without = client_lines(compared(results))
+    assert (without.compared, without.has_local) == ("", False)
 
 
 def test_the_figure_draws_rings_dots_and_bars_where_the_scores_are() -> None:
@@ -75,7 +75,7 @@ def test_the_figure_draws_rings_dots_and_bars_where_the_scores_are() -> None:
     assert [bar.get_color() for bar in bars] == [figures.LOSS, figures.GAIN, figures.GAIN]
     assert [bar.get_alpha() for bar in bars] == [0.9, 0.3, 0.9]  # b is not significant
     assert np.asarray(bars[0].get_xdata()) == pytest.approx([81.0, 61.0])
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["c", "b", "a"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["c  10", "b  10", "a  10"]
 
 
 def test_a_terminal_shows_the_same_plot() -> None:
@@ -90,15 +90,14 @@ def test_a_terminal_shows_the_same_plot() -> None:
 
 
 def test_clients_without_a_score_under_some_method_have_no_dot() -> None:
-    other = Result("other", ("c", "new"), np.array(METHOD)[:, :2], [{}] * 3)
-    results = [result("fedavg", METHOD), other]
-    found = client_lines(results, [result("alone", ALONE)], "accuracy", {"a": 7})
+    other = made("other", [line[:2] for line in METHOD], names=("c", "new"))
+    found = client_lines(compared([made("fedavg", METHOD), other], [made("alone", ALONE)]))
     by_name = {line.client: line for line in found.lines}
     assert math.isnan(by_name["new"].local) and math.isnan(by_name["a"].scores[1])
-    assert by_name["a"].samples == "7"
-    header, rows = found.table()
-    assert header[:3] == ("client", "test samples", "local training")
-    assert next(row for row in rows if row[0] == "new")[2] == "-"
+    assert by_name["a"].samples == "10"
+    table = found.table()
+    assert titles_of(table)[:3] == ["client", "test samples", "local training"]
+    assert next(row for row in cell_rows(table, str) if row[0] == "new")[2] == "-"
     assert figures.draw(figures.clients(found).figure, "png") and text(found)
 
 
@@ -106,14 +105,25 @@ def test_many_clients_are_drawn_as_distributions() -> None:
     names = tuple(f"c{k}" for k in range(60))
     values = np.random.default_rng(0).random((2, 2, 60))
     alone, fedavg = (
-        Result(label, names, scores, [{}] * 2)
+        made(label, scores.tolist(), names=names)
         for label, scores in zip(("alone", "fedavg"), values, strict=True)
     )
-    picture = figures.clients(client_lines([fedavg], [alone], "accuracy"))
+    picture = figures.clients(client_lines(compared([fedavg], [alone])))
     assert "the share of clients with at most this score" in picture.description
     assert len(picture.rows) == 60
     curve = np.asarray(picture.figure.axes[0].lines[0].get_xdata())
     assert curve == pytest.approx(np.sort(100 * values[1].mean(0)))
+
+
+def test_drawing_in_threads_leaves_the_settings_of_matplotlib() -> None:
+    before = dict(matplotlib.rcParams)
+
+    def drawn(_: int) -> bytes:
+        return figures.draw(figures.clients(plot()).figure, "svg")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(drawn, range(8)))) == 1
+    assert {key for key in before if matplotlib.rcParams[key] != before[key]} == set()
 
 
 # Runs

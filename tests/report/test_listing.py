@@ -4,7 +4,7 @@ from commonweal import metrics
 from commonweal.config import catalog
 from commonweal.report import listing
 from commonweal.rules.rule import Rule
-from commonweal.training import scores
+from commonweal.task import scores
 
 
 def test_families_are_read_as_the_classes_have_them() -> None:

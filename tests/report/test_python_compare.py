@@ -12,8 +12,11 @@ from torch import Tensor, nn
 import commonweal
 from commonweal.base.errors import ConfigError
 from commonweal.data.federation import Federation
-from commonweal.report.compare import NOTHING, Comparison, resplit
-from commonweal.training.task import Task
+from commonweal.record.record import Record
+from commonweal.study.comparison import Comparison
+from commonweal.study.own import NOTHING, resplit
+from commonweal.study.samples import scores
+from commonweal.task.task import Task
 
 
 def federation(seed: int = 0) -> Federation:
@@ -38,6 +41,47 @@ def test_a_new_split_has_the_same_samples_and_sizes() -> None:
         assert rows(old.x) != rows(new.x)
     assert not torch.equal(resplit(before, seed=6).test.x, after.test.x)
     assert torch.equal(resplit(before, seed=5).test.x, after.test.x)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_five_seeds_test_every_sample_once(tmp_path: Path, validation: float) -> None:
+    rng = np.random.default_rng(1)
+    owner = np.repeat(list("abcd"), [12, 33, 7, 51])  # sizes that five does not divide
+    x = np.arange(len(owner), dtype=np.float32)[:, None] / len(owner)  # each sample has its own
+    y = rng.integers(0, 2, len(owner))
+    data = Federation.from_arrays(x, y, owner)
+    tested = torch.cat([resplit(data, seed).test.x for seed in range(5)])
+    assert rows(tested) == rows(torch.from_numpy(x))
+    for seed in range(5):
+        split = resplit(data, seed)
+        assert rows(torch.cat([split.train.x, split.test.x])) == rows(torch.from_numpy(x))
+    commonweal.compare(
+        Task(nn.Linear(1, 2)),
+        data,
+        rules=["fedavg"],
+        seeds=5,
+        rounds=1,
+        out=tmp_path,
+        validation=validation,
+    )
+    for method in ("fedavg", "alone", "pooled"):
+        runs = [Record.read(tmp_path / method / f"seed-{seed}") for seed in range(5)]
+        by_client = scores(runs)
+        assert {name: len(own) for name, own in by_client.items()} == {
+            "a": 12,
+            "b": 33,
+            "c": 7,
+            "d": 51,
+        }
+        sizes = [run.test_scores().offsets[-1] for run in runs]  # type: ignore[union-attr]
+        assert sum(sizes) == len(owner)  # so that none was tested twice
+
+
+def test_the_share_of_samples_that_were_given_as_test_samples_stays() -> None:
+    is_test = np.arange(90) % 10 == 0
+    before = Federation.from_arrays(np.zeros((90, 1)), np.arange(90) % 2, list("abc") * 30, is_test)
+    assert before.test_share is None
+    assert [len(resplit(before, seed).test.y) for seed in range(3)] == [9, 9, 9]
 
 
 def test_seeds_vary_split_and_initial_weights_unless_they_are_fixed() -> None:
@@ -79,7 +123,7 @@ def test_functions_of_the_seed_are_called_with_each_seed() -> None:
         return federation(seed)
 
     commonweal.compare(task, data, rules=["fedavg"], seeds=[3, 5], baselines=False, rounds=1)
-    assert asked == [("task", 3), ("data", 3), ("task", 5), ("data", 5)]
+    assert asked == [("data", 3), ("task", 3), ("data", 5), ("task", 5)]
 
 
 class Bare(nn.Module):
@@ -128,9 +172,9 @@ def test_a_comparison_shows_itself(tmp_path: Path) -> None:
     )
     assert [result.label for result in found.results] == ["Plain", "Ours"]
     assert sorted(set(found.frame()["seed"])) == [2, 4]
-    scores = [result.scores.mean(1) for result in found.results]
+    means = [result.metric("mean") for result in found.results]
     difference = found.differences["Ours"]["mean"]
-    assert difference.difference == pytest.approx((scores[1] - scores[0]).mean())
+    assert difference.difference == pytest.approx(means[1] - means[0])
     assert "Ours" in found.table() and r"\toprule" in found.table("latex")
     assert "<table" in found._repr_html_() and "Ours" in found._repr_html_()
     found.plot("rounds", tmp_path / "rounds.png")

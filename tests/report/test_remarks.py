@@ -13,7 +13,7 @@ def round_with(number: int, **what: Any) -> Round:
     return replace(done, number=number, **what)
 
 
-def test_every_kind_of_remark_is_said_once() -> None:
+def test_every_kind_of_remark_is_shown_once() -> None:
     said: list[str] = []
     remarks = Remarks(said.append)
     first = "vred: beta = 1 makes weights negative; with these losses it must stay below 0.3"

@@ -15,7 +15,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.rules import AAggFFD, Rule, Uniform, simplex
 from commonweal.rules.online import response
-from commonweal.rules.sparse_table import empty_table, lookup, put
+from commonweal.rules.sparse_table import empty_table, lookup, put_numbers
 from rule_helpers import ORACLE_CDFS, build, play, reports, uniforms, vowel, weigh
 
 Array = npt.NDArray[np.float64]
@@ -139,7 +139,7 @@ def test_the_table_is_a_dict() -> None:
         ids = rng.choice(3000, rng.integers(1, 20), replace=False)
         values = rng.normal(size=len(ids))
         before = len(state["settled_ids"])
-        state = put(state, torch.from_numpy(ids), torch.from_numpy(values))
+        state = put_numbers(state, torch.from_numpy(ids), torch.from_numpy(values))
         plain |= dict(zip(ids.tolist(), values.tolist(), strict=True))
         merges += len(state["settled_ids"]) > before
         asked = rng.choice(3000, 30, replace=False)
@@ -162,8 +162,8 @@ def test_the_cost_of_a_round_does_not_grow_with_the_clients_seen() -> None:
 
 
 def test_the_last_number_of_a_client_counts() -> None:
-    state = put(empty_table(), torch.tensor([4, 2]), torch.tensor([1.0, 2.0]).double())
-    state = put(state, torch.tensor([2, 9]), torch.tensor([5.0, 6.0]).double())
+    state = put_numbers(empty_table(), torch.tensor([4, 2]), torch.tensor([1.0, 2.0]).double())
+    state = put_numbers(state, torch.tensor([2, 9]), torch.tensor([5.0, 6.0]).double())
     assert lookup(state, torch.tensor([9, 2, 4, 3])).tolist() == [6.0, 5.0, 1.0, 0.0]
 
 

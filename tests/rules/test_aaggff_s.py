@@ -223,7 +223,7 @@ def test_only_ever_the_same_two_of_four_report() -> None:
     assert weights[0] > weights[1]
 
 
-def test_wrong_parameters_are_sentences() -> None:
+def test_wrong_parameters_are_errors() -> None:
     with pytest.raises(ConfigError, match="cdf = 'norml': did you mean 'normal'"):
         build("aaggff-s", cdf="norml")
     with pytest.raises(ConfigError, match="variant = 'code'"):

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import commonweal
-from commonweal.algorithms.algorithm import Request
-from commonweal.algorithms.averaging import Averaging
-from commonweal.analysis.curves import improved_by_round
+from commonweal.app.ui.views import run_view
 from commonweal.base.errors import ConfigError
 from commonweal.clients import Client
 from commonweal.engines.simulator import Simulator
+from commonweal.protocols.algorithm import Request
+from commonweal.protocols.averaging import Averaging
+from commonweal.protocols.servers import SGD
 from commonweal.record.record import Record
-from commonweal.report.compare import Comparison
 from commonweal.report.run_table import run_summary
 from commonweal.rules import AdaFed, Directions, FedAvg, FedMGDA
-from commonweal.servers import SGD
-from commonweal.training.task import Task
-from commonweal.ui.views import run_view
+from commonweal.study.comparison import Comparison
+from commonweal.study.curves import improved_by_round
+from commonweal.task.task import Task
 from helpers import close, federation, loaded, module, torch_loss
 from rule_helpers import (
     build,

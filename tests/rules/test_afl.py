@@ -8,8 +8,8 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
+from commonweal.protocols.servers import SGD, Optimistic, Polyak, ServerOptimizer
 from commonweal.rules import AFL, FedAvg, Rule
-from commonweal.servers import SGD, Optimistic, Polyak, ServerOptimizer
 from rule_helpers import build, play, reports, uniforms, updates_of, vowel, weigh
 
 

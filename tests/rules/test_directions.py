@@ -43,7 +43,7 @@ def test_torchjds_mgda_is_fedmgda() -> None:
         assert (ours @ U).norm() <= (theirs @ U).norm() + 1e-12
 
 
-def test_a_method_whose_solver_is_not_installed_says_what_to_install() -> None:
+def test_a_method_whose_solver_is_not_installed_names_the_library() -> None:
     try:
         aggregation.UPGradWeighting()(torch.eye(2))
     except ImportError:

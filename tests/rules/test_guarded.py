@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commonweal
-from commonweal.algorithms.algorithm import Replies, Request
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors, flatten, select
 from commonweal.config import catalog
 from commonweal.data.population import Setting
 from commonweal.jobs.job import Job, job_from_experiment
+from commonweal.protocols.algorithm import Replies, Request
+from commonweal.protocols.averaging import Averaging
 from commonweal.rules import (
     AFL,
     TERM,

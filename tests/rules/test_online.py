@@ -224,7 +224,7 @@ def test_equal_losses_have_no_spacing() -> None:
     assert response.tolist() == [0.5]
 
 
-def test_losses_close_together_are_told_apart_by_spacing() -> None:
+def test_losses_close_together_get_other_weights_by_spacing() -> None:
     losses = torch.tensor([0.99, 1.0, 1.01], dtype=torch.float64)
     plain = online.response(losses, "normal", 1.0)
     fitted = online.response(losses, "normal", 1.0, scale="spacing")

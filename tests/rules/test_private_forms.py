@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from commonweal.privacy.form import Federated
 from commonweal.rules import CVaR, Rule, SemiVRed
+from commonweal.rules.private_form import Federated
 from commonweal.rules.rule import Reports
 from commonweal.rules.term import TERM
 

@@ -87,7 +87,7 @@ def test_relative_losses_have_no_unit() -> None:
         assert warnings(PropFair(), reports([unit, 1e3 * unit])) == ()
 
 
-def test_a_warning_says_what_to_do() -> None:
+def test_a_warning_names_the_remedy() -> None:
     rule = PropFair(baseline=3.0, margin=0.5, relative=False)
     assert warnings(rule, reports([0.1, 2.5])) == ()
     (warning,) = warnings(rule, reports([2.6, 9.0, 9.0]))

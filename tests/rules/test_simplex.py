@@ -274,7 +274,7 @@ def test_quadratic_at_the_edges() -> None:
     assert abs(float(held[0]) - 0.2) < 1e-7  # one weight fixed, the others free
 
 
-def test_quadratic_says_what_is_wrong() -> None:
+def test_quadratic_names_the_wrong_argument() -> None:
     a = gram(0, 3, 5)
     b = zeros(3)
     with pytest.raises(ConfigError, match=r"lower ones sum to 1.2"):

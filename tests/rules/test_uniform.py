@@ -27,7 +27,7 @@ def test_it_is_fedavg_where_all_have_as_many_rows() -> None:
     torch.testing.assert_close(weigh(Uniform(), told), weigh(FedAvg(), told), rtol=1e-15, atol=0)
 
 
-def test_response_says_nothing() -> None:
+def test_response_is_zero() -> None:
     assert Uniform().response(torch.tensor([1.0, 2.0])).tolist() == [0.0, 0.0]
 
 

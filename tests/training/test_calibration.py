@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from commonweal.training import calibration, scores
-from commonweal.training.task import Task
+from commonweal.task import calibration, scores
+from commonweal.task.task import Task
 
 
 def by_hand(confidence: list[float], right: list[float]) -> tuple[float, float]:

@@ -28,12 +28,14 @@ from commonweal.clients.semi_vred import SemiVRedClient
 from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
 from commonweal.clients.term import TERMClient
 from commonweal.data.federation import Federation
+from commonweal.task.masks import head_mask
+from commonweal.task.task import Batch, Task
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training import local
 from commonweal.training.autograd import AutogradTrainer
 from commonweal.training.batches import chunks
 from commonweal.training.dense import DenseTrainer, dense_stack
 from commonweal.training.local import Trained, train_locally
-from commonweal.training.masks import head_mask
 from commonweal.training.objective import (
     MEAN,
     At,
@@ -44,8 +46,6 @@ from commonweal.training.objective import (
     Proximal,
     Reduction,
 )
-from commonweal.training.task import Batch, Task
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
 from helpers import close, federation, planned
 
 SIZES = {"a": 5, "b": 20, "c": 57, "d": 41, "e": 20}
@@ -277,6 +277,14 @@ OBJECTIVES: dict[str, Objective] = {
     "own only": Objective((At("own"),)),
     "proximal": Objective(BOTH, proximal=PULLED),
     "linear": Objective(proximal=(Proximal("w", linear="constant"),)),
+    "no anchor": Objective(proximal=(Proximal("w", 0.6),)),
+    "near the received model": Objective(proximal=(Proximal("w", 0.6, "received"),)),
+    "no anchors, linear": Objective(
+        BOTH, proximal=(Proximal("w", 0.4, linear="constant"), Proximal("own", 0.3))
+    ),
+    "between, no anchor": Objective(
+        (Between("w", "own", "noise", angle=2.0),), proximal=(Proximal("own", 0.3),)
+    ),
     "tilted": Objective(BOTH, TILTED),
     "no derivative": Objective(BOTH, Reduction(squared_mean)),
     "inner steps": Objective(BOTH, steps=3, lr=0.02, after=halfway),
@@ -294,6 +302,8 @@ OBJECTIVES: dict[str, Objective] = {
     "two betweens": Objective((Between("w", "own", 0.3), Between("own", "w", 0.1))),
     "angle and point": Objective((At("w"), Between("w", "own", 0.3, angle=1.0))),
     "anchor that moves": Objective(BOTH, proximal=(Proximal("own", 0.2, "w"),)),
+    "linear term that moves": Objective(BOTH, proximal=(Proximal("own", linear="w"),)),
+    "two terms": Objective(proximal=(Proximal("w", 0.2), Proximal("w", 0.1, "constant"))),
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -406,6 +416,13 @@ def both_trainers(client: Client, monkeypatch: pytest.MonkeyPatch) -> bool:
         assert values.keys() == others.keys()
         for name, value in values.items():
             close(value, others[name], rtol=1e-4, atol=2e-6)
+    for k in range(f.clients):  # one client after the other
+        own = planned(client, task, f, [k], round=3)
+        state = {name: value[k : k + 1] for name, value in states.items()}
+        one = train_locally(client, task, message, state, f.train, own, single)
+        for values, others in zip(chosen[:2], one[:2], strict=True):
+            for name, value in values.items():
+                close(value[k], others[name][0], rtol=1e-4, atol=2e-6)
     assert not torch.equal(chosen.models, task.initial.expand_as(chosen.models))
     return is_dense
 
@@ -413,7 +430,7 @@ def both_trainers(client: Client, monkeypatch: pytest.MonkeyPatch) -> bool:
 # What the closed form leaves to autograd.
 BY_AUTOGRAD = {"superfed-mm, clipped", "superfed-mm, in the head"}
 DECLINED = {"custom", "custom only", "own term", "two betweens"}
-DECLINED |= {"angle and point", "anchor that moves"}
+DECLINED |= {"angle and point", "anchor that moves", "linear term that moves", "two terms"}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -431,6 +448,36 @@ def test_both_trainers_agree_on_every_field_of_an_objective(
     angle = any(isinstance(p, Between) and p.angle for p in client.given.at)
     declined = name in DECLINED or (angle and optimizer in ("clip", "adam"))
     assert both_trainers(client, monkeypatch) != declined
+
+
+@cases("how", [single, vmap_clients, None])
+@cases("settings", [{}, {"momentum": 0.5}, {"weight_decay": 0.2}])
+def test_a_proximal_term_without_an_anchor_decays_to_zero(
+    how: Vectorize | None, settings: dict[str, Any]
+) -> None:
+    """Against torch's SGD, whose weight decay is the gradient of strength/2 |v|^2."""
+    f, strength = federation(SIZES), 0.7
+    task = task_of("two") if how is None else Task(Doubled(nn.Linear(4, 3)), "cross-entropy")
+    client = Given(
+        given=Objective(proximal=(Proximal("w", strength),)), batch=0, epochs=4, lr=0.1, **settings
+    )
+    ids = [2] if how is single else [0, 1, 2]
+    plan = planned(client, task, f, ids, round=1)
+    message = {"round": torch.tensor(1), "w": task.initial + 0.5}
+    states = stack([client.init_client(task, seed) for seed in ids])
+    vectorize = vmap_clients if how is None else how
+    trained = train_locally(client, task, message, states, f.train, plan, vectorize)
+    rows = f.train.client(2)
+    w = (task.initial + 0.5).requires_grad_()
+    decay = strength + settings.get("weight_decay", 0.0)
+    sgd = torch.optim.SGD([w], 0.1, settings.get("momentum", 0.0), weight_decay=decay)
+    for _ in range(4):
+        sgd.zero_grad()
+        outputs = torch.func.functional_call(task.module, task.tensors(w), (rows.x,))
+        loss = nn.functional.cross_entropy(outputs, rows.y)
+        (w.grad,) = torch.autograd.grad(loss, w)
+        sgd.step()
+    close(trained.models[-1], w.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_every_field_of_an_objective_is_compared() -> None:

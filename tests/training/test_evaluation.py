@@ -5,17 +5,16 @@ import pytest
 import torch
 
 from cases import cases
-from commonweal.algorithms.algorithm import Group, Request
 from commonweal.clients import Client
 from commonweal.data.federation import Federation
+from commonweal.protocols.algorithm import Request
+from commonweal.task.scores import SCORES
+from commonweal.task.task import Task
+from commonweal.task.uses import one_model
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training import evaluation
-from commonweal.training.client_state import NO_STATE
 from commonweal.training.evaluation import evaluate, evaluate_models
-from commonweal.training.scores import SCORES
-from commonweal.training.task import Task
-from commonweal.training.uses import one_model
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
-from helpers import SHAPES, averaging, close, federation, loaded, module, stream, torch_loss
+from helpers import SHAPES, averaging, close, federation, group_of, loaded, module, torch_loss
 
 SIZES = {"a": 5, "b": 20, "c": 57, "d": 41}
 
@@ -110,7 +109,7 @@ def test_clients_evaluate_before_they_train() -> None:
     algorithm = averaging(task, Client(lr=0.5, epochs=3))
     ids = torch.tensor([2])
     request = Request(ids, algorithm.ask(algorithm.init(f.population)))
-    replies, _ = algorithm.answer(request, Group(ids, f.train, NO_STATE, [stream("c")], single))
+    replies, _ = algorithm.answer(request, group_of(f.train, "c", 2))
     result = evaluate(task, task.initial, f.train, ids)
     assert torch.equal(replies["loss"], result.losses)
     assert torch.equal(replies["score"], result.score)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from commonweal.metrics import wilson
-from commonweal.training import scores
-from commonweal.training.intervals import Interval, interval
+from commonweal.task import scores
+from commonweal.task.intervals import Interval, interval
 
 CLIENTS = 800
 Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
@@ -46,7 +46,7 @@ def reduced(
 ) -> tuple[torch.Tensor, Interval]:
     rng = np.random.default_rng(seed)
     outputs, y = draw(rng, rows * clients)  # rows are drawn alike for all clients
-    score = scores.find(name, 2.0)
+    score = scores.find_score(name, 2.0)
     stats = score.row_stats(torch.from_numpy(outputs), torch.from_numpy(y))
     offsets = torch.arange(clients + 1) * rows
     found = score.reduce(stats, offsets)
@@ -69,7 +69,7 @@ def reduced(
         ("balanced-accuracy", classes, 200),
         ("mae", values, 30),
         ("rmse", values, 100),
-        ("r2", values, 100),
+        ("r2-pooled", values, 100),
         ("concordance", survival(0.2), 40),
         ("concordance", survival(5.0), 40),
     ],
@@ -89,7 +89,7 @@ def test_perfect_scores_of_few_rows_are_uncertain() -> None:
     margin = torch.tensor([[-2.0], [-1.0], [-1.0], [1.0], [2.0]])
     offsets = torch.tensor([0, 5])
     for name in ("auroc", "f1", "accuracy", "balanced-accuracy"):
-        score = scores.find(name)
+        score = scores.find_score(name)
         stats = score.row_stats(margin, y)
         bounds = interval(name, stats, offsets, score.reduce(stats, offsets), None)
         assert bounds is not None

@@ -7,8 +7,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from commonweal.data.federation import Federation
-from commonweal.training.linear import STRENGTHS, fit_linear, linear_outputs
-from commonweal.training.task import Task
+from commonweal.task.linear import STRENGTHS, fit_linear, linear_outputs
+from commonweal.task.task import Task
 
 
 @pytest.mark.parametrize("strength", STRENGTHS)

@@ -16,10 +16,10 @@ from commonweal.base.errors import CommonwealError
 from commonweal.config.experiment import Experiment
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import job_from_experiment
+from commonweal.task.losses import LOSSES
+from commonweal.task.task import Batch, Task
 from commonweal.training.dense import dense_stack
-from commonweal.training.losses import LOSSES
 from commonweal.training.objective import MEAN
-from commonweal.training.task import Batch, Task
 
 LR = {"name": "sgd", "lr": 0.5, "batch": 0, "epochs": 5}
 

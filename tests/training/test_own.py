@@ -14,8 +14,8 @@ import commonweal
 from commonweal import Federation, Task
 from commonweal.base.errors import ConfigError, ResumeWarning, RunError
 from commonweal.jobs.rounds import Round
+from commonweal.task.task import Batch
 from commonweal.training.evaluation import Evaluation
-from commonweal.training.task import Batch
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 CLASSES = np.random.default_rng(1).integers(0, 3, 60)
@@ -263,7 +263,7 @@ def test_float_labels_of_a_binary_task_are_classes() -> None:
 def test_labels_suggest_the_loss_only_where_the_task_has_none() -> None:
     federation = Federation.from_arrays(X, VALUES, CLIENT)
     (done,) = commonweal.run(Task(nn.Linear(4, 1)), federation, rounds=1)
-    assert (done.job.task.loss, done.job.task.score) == ("squared", "r2")
+    assert (done.job.task.loss, done.job.task.score) == ("squared", "r2-pooled")
     (done,) = commonweal.run(Task(nn.Linear(4, 1), score="mae"), federation, rounds=1)
     assert (done.job.task.loss, done.job.task.score) == ("squared", "mae")
 

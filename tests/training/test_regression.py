@@ -22,15 +22,15 @@ from commonweal.data.federation import Federation
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
-from commonweal.training.scores import find, undefined
-from commonweal.training.task import Task
+from commonweal.task.scores import find_score, undefined
+from commonweal.task.task import Task
 
 SIZES = (30, 12, 5)
 OFFSETS = [0, *np.cumsum(SIZES).tolist()]
 
 
 def by_client(name: str, outputs: Tensor, y: Tensor) -> list[float]:
-    chosen = find(name)
+    chosen = find_score(name)
     values: list[float] = chosen.reduce(
         chosen.row_stats(outputs, y), torch.tensor(OFFSETS)
     ).tolist()
@@ -90,11 +90,11 @@ def test_r2_divides_by_one_variance_for_all() -> None:
     y = torch.cat([torch.full((30,), 5.0), 10 * torch.randn(17, generator=generator)])
     outputs = y[:, None] + 1
     pooled = y.double().numpy().var()
-    score = find("r2", float(pooled))
+    score = find_score("r2-pooled", float(pooled))
     got = score.reduce(score.row_stats(outputs, y), torch.tensor(OFFSETS)).tolist()
     assert got == pytest.approx([1 - 1 / pooled] * 3, rel=1e-6)
-    assert undefined("r2", y, torch.tensor(OFFSETS)) == []
-    assert undefined("r2-own", y, torch.tensor(OFFSETS)) == [0]
+    assert undefined("r2-pooled", y, torch.tensor(OFFSETS)) == []
+    assert undefined("r2", y, torch.tensor(OFFSETS)) == [0]
 
 
 def test_clients_without_a_positive_row_have_no_f1_or_average_precision() -> None:

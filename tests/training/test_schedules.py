@@ -10,9 +10,9 @@ import commonweal
 from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.clients import Client
-from commonweal.servers import SGD, Adam, Optimistic, Polyak
+from commonweal.protocols.servers import SGD, Adam, Optimistic, Polyak
 from commonweal.training.client import learning_rate
-from commonweal.training.schedules import check, factor
+from commonweal.training.schedules import check_schedule, factor
 from run_helpers import federation, task
 
 FORMULAS: dict[str, Callable[[int], float]] = {
@@ -36,7 +36,7 @@ def test_a_formula_is_what_python_computes(formula: str) -> None:
 
 def test_without_a_schedule_nothing_changes() -> None:
     assert factor(None, 7) == 1.0
-    check(None, 10**12)  # at once
+    check_schedule(None, 10**12)  # at once
 
 
 WRONG = ["", "1/", "x", "__import__('os')", "t.real", "(lambda: 1)()", "[1][0]", "1 if t else 2"]
@@ -54,15 +54,15 @@ WRONG += [
 
 
 @cases("formula", WRONG)
-def test_what_is_no_formula_is_a_sentence(formula: str) -> None:
+def test_what_is_no_formula_is_an_error(formula: str) -> None:
     with pytest.raises(ConfigError, match="schedule = "):
         factor(formula, 1)
 
 
 def test_a_schedule_that_falls_to_zero_is_found_before_the_run() -> None:
-    check("1 - t/100", 99)
+    check_schedule("1 - t/100", 99)
     with pytest.raises(ConfigError, match="in round 100"):
-        check("1 - t/100", 100)
+        check_schedule("1 - t/100", 100)
     for parts in ({"client": Client(schedule="1 - t/3")}, {"server": SGD(schedule="1 - t/3")}):
         with pytest.raises(ConfigError, match="in round 3"):
             next(commonweal.run(task(), federation(), rounds=4, **parts))

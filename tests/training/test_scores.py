@@ -13,13 +13,20 @@ from torch import Tensor
 
 from cases import cases
 from commonweal.base.errors import ConfigError
-from commonweal.training.scores import DIAGNOSTICS, SCORES, check, find, mean_by_client, undefined
+from commonweal.task.scores import (
+    DIAGNOSTICS,
+    SCORES,
+    check_score,
+    find_score,
+    mean_by_client,
+    undefined,
+)
 
 quick = settings(derandomize=True, max_examples=80, deadline=None, database=None)
 
 
 def score(name: str, outputs: Tensor, y: Tensor, offsets: list[int]) -> list[float]:
-    chosen = find(name)
+    chosen = find_score(name)
     result = chosen.reduce(chosen.row_stats(outputs, y), torch.tensor(offsets))
     assert result.dtype == torch.float64
     values: list[float] = result.tolist()
@@ -184,7 +191,7 @@ def test_r2_against_scikit_learn(sizes: list[int], seed: int) -> None:
     offsets = offsets_of(sizes)
     parts = [(y[a:b].astype(float), guess[a:b].astype(float)) for a, b in pairwise(offsets)]
     want = [r2_score(t, g) if len(t) > 1 else math.nan for t, g in parts]
-    got = score("r2-own", torch.from_numpy(guess)[:, None], torch.from_numpy(y), offsets)
+    got = score("r2", torch.from_numpy(guess)[:, None], torch.from_numpy(y), offsets)
     assert got == pytest.approx(want, rel=1e-6, abs=1e-6, nan_ok=True)
 
 
@@ -209,7 +216,7 @@ def test_r2_of_a_constant_is_nan(value: float, n: int) -> None:
 
 def test_an_unknown_score_is_suggested() -> None:
     with pytest.raises(ConfigError, match="no score is called 'acuracy': did you mean 'accuracy'"):
-        find("acuracy")
+        find_score("acuracy")
 
 
 def test_every_score_has_a_meaning() -> None:
@@ -224,7 +231,7 @@ def test_every_score_has_a_meaning() -> None:
 def test_a_score_that_does_not_fit_the_loss_is_refused(name: str, loss: str, hint: str) -> None:
     words = f"score = '{name}' does not fit data whose loss is '{loss}': .*{hint}"
     with pytest.raises(ConfigError, match=words):
-        check(name, loss)
+        check_score(name, loss)
 
 
 @cases(
@@ -237,7 +244,7 @@ def test_a_score_that_does_not_fit_the_loss_is_refused(name: str, loss: str, hin
     ],
 )
 def test_scores_that_fit_the_loss_are_allowed(name: str, loss: str) -> None:
-    check(name, loss)
+    check_score(name, loss)
 
 
 def test_auroc_needs_both_classes() -> None:
@@ -247,7 +254,7 @@ def test_auroc_needs_both_classes() -> None:
 
 def test_r2_needs_two_values() -> None:
     y = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.5])
-    assert undefined("r2-own", y, torch.tensor([0, 2, 4, 5, 5])) == [0, 2]
+    assert undefined("r2", y, torch.tensor([0, 2, 4, 5, 5])) == [0, 2]
 
 
 @cases("name", ["accuracy", "top-5"])
@@ -255,7 +262,7 @@ def test_shares_are_always_defined(name: str) -> None:
     assert undefined(name, torch.tensor([1, 1]), torch.tensor([0, 2, 2])) == []
 
 
-@cases("name", ["auroc", "r2-own"])
+@cases("name", ["auroc", "r2"])
 def test_clients_without_rows_are_not_called_undefined(name: str) -> None:
     assert undefined(name, torch.tensor([0, 1]), torch.tensor([0, 0, 2, 2])) == []
     assert undefined(name, torch.empty(0), torch.tensor([0, 0, 0])) == []

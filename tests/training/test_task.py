@@ -14,9 +14,9 @@ from cases import cases
 from commonweal.base.errors import ConfigError
 from commonweal.jobs.job import job_from_parts
 from commonweal.jobs.rounds import run
-from commonweal.training.losses import LOSSES
-from commonweal.training.memory_format import ChannelsLast
-from commonweal.training.task import Batch, Task
+from commonweal.task.losses import LOSSES
+from commonweal.task.memory_format import ChannelsLast
+from commonweal.task.task import Batch, Task
 from helpers import SHAPES, close, federation, loaded, module, torch_loss, vector
 
 KINDS = ["logistic", "mlp", "norm", "cnn", "cnn-norm"]
@@ -515,9 +515,7 @@ class Attention(nn.Module):
         (Attention(), True),
     ],
 )
-def test_has_dropout_says_whether_training_draws_inside_the_module(
-    m: nn.Module, draws: bool
-) -> None:
+def test_has_dropout_is_whether_training_draws_inside_the_module(m: nn.Module, draws: bool) -> None:
     assert Task(m).has_dropout is draws
 
 

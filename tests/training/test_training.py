@@ -15,13 +15,13 @@ from commonweal.base.tensors import Tensors
 from commonweal.clients import Client
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
+from commonweal.task.task import Batch, Task
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training.batches import schedule
 from commonweal.training.client import learning_rate
 from commonweal.training.local import keep_freed_memory, train_locally
 from commonweal.training.objective import Custom, Objective, Phase
 from commonweal.training.optimizers import Optimizer
-from commonweal.training.task import Batch, Task
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
 from helpers import (
     SHAPES,
     Visitor,

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses, mix_outputs, mixed_module, one_model
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training.evaluation import evaluate, evaluate_models
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses, mix_outputs, mixed_module, one_model
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
 from helpers import close, federation
 
 SIZES = {"a": 9, "b": 5, "c": 7}

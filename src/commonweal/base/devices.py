@@ -1,4 +1,4 @@
-"""Where clients compute: the CPU, or a device that torch finds here."""
+"""The device on which clients compute: the CPU, or another that torch finds here."""
 
 import torch
 

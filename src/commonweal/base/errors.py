@@ -13,7 +13,6 @@ CommonwealError
 Each message says what is wrong, what was got, and what to do.
 """
 
-import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -31,7 +30,6 @@ __all__ = [
     "TrustError",
     "UnusedRunWarning",
     "did_you_mean",
-    "renamed_method",
     "install",
 ]
 
@@ -72,10 +70,6 @@ class RankError(RunError):
     """A process of torchrun ended during a run."""
 
 
-class ServedExit(SystemExit):
-    """A process of torchrun has done what rank 0 asked for."""
-
-
 class CommonwealWarning(UserWarning):
     """The base of warnings about what a user may not have meant."""
 
@@ -86,11 +80,6 @@ class ResumeWarning(CommonwealWarning):
 
 class UnusedRunWarning(CommonwealWarning):
     """A run was prepared, but never started."""
-
-
-def renamed_method(old: str, new: str) -> None:
-    """Warn that a function or method is called by its old name, which works for one release."""
-    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

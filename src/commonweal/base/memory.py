@@ -1,4 +1,4 @@
-"""How much memory there is, so that what does not fit is refused before it is asked for."""
+"""The memory of this machine, so that what does not fit is refused before it is asked for."""
 
 import math
 import os

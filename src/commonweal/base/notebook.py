@@ -30,7 +30,7 @@ Each = TypeVar("Each", bound=Numbered)
 
 
 def in_notebook() -> bool:
-    """Whether the output of this process is a notebook's."""
+    """Return whether the output of this process is a notebook's."""
     shell: Any = sys.modules.get("IPython")
     return shell is not None and type(shell.get_ipython()).__name__ == KERNEL
 

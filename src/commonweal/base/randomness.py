@@ -4,19 +4,20 @@ So a run can be repeated, resumed at any round and moved between engines. A clie
 name, not by its position: its batches do not change when another client joins.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
-__all__ = ["BEGIN", "CLASSIFY", "COHORT", "DRAW", "INIT_CLIENT", "JUDGE", "LANGEVIN", "NOISE"]
-__all__ += ["PARTITION", "RELEASE", "SAMPLE", "SNAPSHOT", "SPLIT", "TRAIN"]
-__all__ += ["copied", "key", "purpose", "stream", "uniforms"]
+__all__ = ["BEGIN", "CHANNEL", "CLASSIFY", "COHORT", "DRAW", "INIT_CLIENT", "JUDGE", "LANGEVIN"]
+__all__ += ["NOISE", "PARTITION", "RELEASE", "SAMPLE", "SNAPSHOT", "SPLIT", "TRAIN"]
+__all__ += ["Streams", "key", "purpose", "stream", "uniforms"]
 
 # What the numbers are for. Two purposes never share a stream.
 SPLIT, COHORT, TRAIN, INIT_CLIENT = 0, 1, 2, 3
-RELEASE, SNAPSHOT = 4, 5
+RELEASE, SNAPSHOT, CHANNEL = 4, 5, 6
 PARTITION, NOISE, DRAW = 16, 17, 18  # of datasets
 BEGIN, LANGEVIN, CLASSIFY, SAMPLE, JUDGE = 32, 33, 34, 35, 36  # of synthetic data
 WORD = (1 << 64) - 1
@@ -40,12 +41,21 @@ def stream(seed: int, round: int, who: int, purpose: int) -> np.random.Generator
     return np.random.Generator(philox)
 
 
-def copied(stream: np.random.Generator) -> np.random.Generator:
-    """A generator that goes on with the same numbers."""
-    state: Any = stream.bit_generator.state
-    copy = np.random.Philox(_Key(state["state"]["key"]))  # type: ignore[arg-type]
-    copy.state = state
-    return np.random.Generator(copy)
+class Streams(NamedTuple):
+    """The streams of some clients in a round. What draws from them begins them again."""
+
+    seed: int
+    round: int
+    keys: Sequence[int]  # (S,) of the clients
+    purpose: int
+
+    def begin(self) -> list[np.random.Generator]:
+        """Generators at the beginning of the streams."""
+        return [stream(self.seed, self.round, who, self.purpose) for who in self.keys]
+
+    def of(self, positions: Sequence[int]) -> "Streams":
+        """The streams of some of the clients."""
+        return self._replace(keys=[self.keys[k] for k in positions])
 
 
 class _Key(ISeedSequence):

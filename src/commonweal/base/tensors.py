@@ -60,6 +60,11 @@ def concatenate(parts: list[Tensors]) -> Tensors:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+def summed(values: Tensors) -> Tensors:
+    """Sum over the client axis (S, ...), which stays, with one entry."""
+    return {n: value.sum(0, keepdim=True, dtype=value.dtype) for n, value in values.items()}
+
+
 def move(values: Tensors, device: torch.device | str) -> Tensors:
     """The same tensors on a device. Scalars stay: on the CPU they meet tensors of any device."""
     return {name: value.to(device) if value.ndim else value for name, value in values.items()}
@@ -78,7 +83,7 @@ def is_finite(value: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def spans(mask: Tensor) -> list[tuple[int, int, bool]]:
-    """Where runs of equal values of a mask (d,) begin and end, and their values.
+    """Return where runs of equal values of a mask (d,) begin and end, and their values.
 
     Remembered by the tensor, not by its values: masks are never changed.
 

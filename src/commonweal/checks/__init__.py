@@ -1,4 +1,4 @@
-"""What every rule and every client method promises, as checks that run on any of them."""
+"""The promises of rules and client methods, as checks that run on any of them."""
 
 from commonweal.checks.clients import CLIENT_CHECKS, check_client
 from commonweal.checks.rules import RULE_CHECKS, check_rule

@@ -1,7 +1,7 @@
-"""What every client method promises, as checks that run on any method."""
+"""The promises of client methods, as checks that run on any method."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import safetensors.torch
@@ -10,17 +10,24 @@ from torch import nn
 
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError
+from commonweal.base.randomness import Streams
 from commonweal.base.tensors import Tensors, flatten, stack
 from commonweal.checks.rules import Problems, copy, find_problem, not_frozen, same_bits
-from commonweal.data.rows import Rows
-from commonweal.training.batches import schedule
-from commonweal.training.client import Client
-from commonweal.training.local import Trained, train_locally
-from commonweal.training.task import Task
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
+from commonweal.data.rows import Rows, joined_rows
+from commonweal.task.task import Task
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
+from commonweal.training.ask import Ask, Samples
+from commonweal.training.client import Client, Notes, ToAll
 
 SIZES = (17, 9, 9)  # training samples of the simulated clients, the largest first
+HELD = 4  # of them, the samples of each client that a method may take for validation
+VALIDATION = 5  # samples of each client
+EVERYONE = list(range(len(SIZES)))
 ROUNDS = 10
+MOST_REQUESTS = 100  # of a method after one round
+
+
+TRAIN = ToAll("train")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +39,17 @@ class Bench:
     round: int = ROUNDS  # the last one, in which everything has begun
 
     @cached_property
-    def rows(self) -> Rows:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(sum(SIZES), 4, generator=generator)
-        y = (x[:, 0] > 0).long() + (x[:, 1] > 0.2)
-        return Rows(x, y, torch.tensor([0, *SIZES]).cumsum(0))
+    def samples(self) -> Samples:
+        train = _rows(SIZES, seed=0)
+        validation = _rows((VALIDATION,) * len(SIZES), seed=1)
+        everything = joined_rows(train, validation, torch.tensor(EVERYONE))
+        held = torch.cat([torch.arange(size) < HELD for size in SIZES])
+        parts = {}
+        for name, mask in (("held", held), ("kept", ~held)):
+            counts = [int(own.sum()) for own in torch.split(mask, list(SIZES))]
+            offsets = torch.tensor([0, *counts]).cumsum(0)
+            parts[name] = train.take(mask.nonzero().flatten(), offsets)
+        return Samples.of(train, validation=validation, everything=everything, **parts)
 
     @cached_property
     def message(self) -> Tensors:
@@ -47,19 +60,36 @@ class Bench:
     def states(self) -> list[Tensors]:
         return [self.client.init_client(self.task, seed) for seed in range(len(SIZES))]
 
-    def train(self, ids: list[int], vectorize: Vectorize) -> Trained:
-        chosen = torch.tensor(ids)
-        streams = [randomness.stream(0, self.round, i, randomness.TRAIN) for i in ids]
-        states = stack([self.states[i] for i in ids])
-        plan = schedule(self.client, self.task, self.rows, chosen, streams)
-        return train_locally(
-            self.client, self.task, self.message, states, self.rows, plan, vectorize
+    def ask(self, ids: list[int], vectorize: Vectorize, request: ToAll = TRAIN) -> Ask:
+        """A request to some clients."""
+        purpose = randomness.purpose(request.purpose)
+        return Ask(
+            task=self.task,
+            purpose=request.purpose,
+            message=self.message | request.message,
+            states=stack([self.states[i] for i in ids]),
+            samples=self.samples,
+            ids=torch.tensor(ids),
+            streams=Streams(0, self.round, ids, purpose),
+            vectorize=vectorize,
         )
+
+    def train(self, ids: list[int], vectorize: Vectorize) -> tuple[Tensors, Tensors]:
+        """The replies and the next states (S, ...) of some clients in a round."""
+        return self.client.answer(self.ask(ids, vectorize))
 
     def train_alone(self, client: int) -> tuple[Tensors, Tensors]:
         """A client's reply and its next state."""
-        trained = self.train([client], single)
-        return _without_axis(trained.replies), _without_axis(trained.states)
+        replies, states = self.train([client], single)
+        return _without_axis(replies), _without_axis(states)
+
+
+def _rows(sizes: tuple[int, ...], seed: int) -> Rows:
+    """Samples of clients with so many of them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(sum(sizes), 4, generator=generator)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.2)
+    return Rows(x, y, torch.tensor([0, *sizes]).cumsum(0))
 
 
 def _without_axis(values: Tensors) -> Tensors:
@@ -138,11 +168,11 @@ def _pure(bench: Bench) -> Problems:
 
 def _together(bench: Bench) -> Problems:
     """Clients of different sizes, at once and one by one."""
-    group = bench.train(list(range(len(SIZES))), vmap_clients)
-    for client in range(len(SIZES)):
+    replies, states = bench.train(EVERYONE, vmap_clients)
+    for client in EVERYONE:
         reply, state = bench.train_alone(client)
         for name, value in (reply | state).items():
-            other = (group.replies | group.states)[name][client]
+            other = (replies | states)[name][client]
             if not torch.allclose(value.double(), other.double(), rtol=2e-3, atol=2e-5):
                 yield f"{name!r} differs between clients run together and one by one"
 
@@ -160,7 +190,7 @@ def _uses(bench: Bench) -> Problems:
     ends = client.endpoints(bench.task, bench.message, state)
     if any(model.shape != bench.task.initial.shape for model in (*uses.models, *ends)):
         yield "`uses` and `endpoints` must give vectors of the model's size"
-    if len(uses.weights) != len(uses.models) + bool(len(uses.linear)):
+    if len(uses.weights) != len(uses.models) + len(uses.others):
         yield "`uses` must give one weight per model"
     if not (uses.weights >= 0).all() or abs(float(uses.weights.sum()) - 1) > 1e-5:
         yield f"the weights of `uses` are {uses.weights.tolist()}: they must be a convex mixture"
@@ -179,6 +209,51 @@ def _private(bench: Bench) -> Problems:
         yield "it has private coordinates, but its state has no 'private'"
 
 
+def _conversation(bench: Bench) -> Problems:
+    """The method's own requests after every round, where all clients answer or none does."""
+    if type(bench.client).after is Client.after:
+        return
+    for round in range(1, ROUNDS + 1):
+        at_round = replace(bench, round=round)
+        for has_replies in (True, False):
+            yield from _requests(at_round, has_replies)
+
+
+def _requests(bench: Bench, has_replies: bool) -> Problems:
+    """A method's requests after one round, and the clients' answers."""
+    conversation = bench.client.after(bench.round, ROUNDS)
+    states = stack(bench.states)
+    replies: Tensors = {}
+    for number in range(MOST_REQUESTS):
+        try:
+            request = conversation.send(replies) if number else next(conversation)
+        except StopIteration as stop:
+            if not isinstance(stop.value, Notes):
+                yield f"`after` returns {stop.value!r}: return Notes()"
+            return
+        if not isinstance(request, ToAll):
+            yield f"`after` yields {request!r}: yield ToAll(purpose)"
+        ask = replace(bench.ask(EVERYONE, vmap_clients, request), states=states)
+        given = flatten({"message": ask.message, "states": ask.states})
+        copies = copy(given)
+        answers, following = bench.client.answer(ask)
+        again, _ = bench.client.answer(ask)
+        what = f"its answer to {request.purpose!r}"
+        changed = [name for name in given if not torch.equal(given[name], copies[name])]
+        if changed:
+            yield f"{what} changes {changed}, which it was given"
+        for name, value in answers.items():
+            if value.ndim == 0 or len(value) != len(SIZES):
+                yield f"{what} has {name!r} of shape {tuple(value.shape)} for {len(SIZES)} clients"
+        if not same_bits(answers, again):
+            yield f"{what} differs for the same message, states and random numbers"
+        if following.keys() != states.keys():
+            yield f"{what} changes the names of states from {[*states]} to {[*following]}"
+        states = following
+        replies = answers if has_replies and not request.silent else {}
+    yield f"`after` makes more than {MOST_REQUESTS} requests after round {bench.round}"
+
+
 CLIENT_CHECKS: dict[str, ClientCheck] = {
     "frozen": _frozen,
     "fits": _fits,
@@ -190,4 +265,5 @@ CLIENT_CHECKS: dict[str, ClientCheck] = {
     "trains": _trains,
     "uses": _uses,
     "private": _private,
+    "conversation": _conversation,
 }

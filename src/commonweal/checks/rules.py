@@ -1,4 +1,4 @@
-"""What every rule promises, as checks that run on any rule.
+"""The promises of rules, as checks that run on any rule.
 
 >>> from commonweal.rules import TERM
 >>> check_rule(TERM())[:3]
@@ -103,7 +103,7 @@ def close(a: Tensor, b: Tensor, rtol: float = 1e-7, atol: float = 1e-9) -> bool:
 
 
 def wrong_weights(decision: Decision, reports: Reports) -> Problems:
-    """What is wrong with the weights of any rule."""
+    """Describe what is wrong with the weights of any rule."""
     problem = unusable(decision.weights, len(reports.ids))
     if problem is not None:
         yield problem
@@ -112,7 +112,7 @@ def wrong_weights(decision: Decision, reports: Reports) -> Problems:
 
 
 def not_mixing(rule: Rule, weights: Tensor) -> Problems:
-    """What is wrong with the weights of a rule that says they are mixing coefficients."""
+    """Describe what is wrong with weights that are to be mixing coefficients."""
     if rule.mixing and (weights < 0).any():
         yield f"mixing is true, but a weight is {weights.min().item():g}"
     if rule.mixing and abs(weights.sum().item() - 1) > 1e-9:
@@ -126,7 +126,7 @@ def not_finite(state: State) -> Problems:
 
 
 def not_frozen(part: object) -> Problems:
-    """What keeps a rule or a client method from being a value."""
+    """Describe what keeps a rule or a client method from being a value."""
     if not is_dataclass(part) or isinstance(part, type):
         yield "it is not a dataclass: write @dataclass(frozen=True) above the class"
         return
@@ -391,7 +391,7 @@ def _combinator(trial: Trial) -> Problems:
 
 
 def response_rises(rule: Rule) -> bool | None:
-    """Whether the rule's response grows with the loss. None: it has no response."""
+    """Return whether the rule's response grows with the loss. None: it has no response."""
     response = rule.response(torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64))
     return None if response is None else bool((response.diff() >= 0).all())
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses, one_model
 from commonweal.training.client import Client
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses, one_model
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses, one_model
 from commonweal.training.client import Client
 from commonweal.training.objective import At, Between, Objective
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses, one_model
 
 
 @dataclass(frozen=True)

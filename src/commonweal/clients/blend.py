@@ -15,14 +15,26 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
+from commonweal.base.shares import product
 from commonweal.base.tensors import Tensors
 from commonweal.clients.fine_tune import Tuned, tuning_parameters
-from commonweal.clients.local_model import GRID, LocalTraining, posterior_mean
-from commonweal.training.client import Client, HoldsOut, Samples, Stage, at_least, sgd_parameters
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses
+from commonweal.clients.local_model import (
+    GRID,
+    LIKELIHOODS,
+    Divided,
+    LocalTraining,
+    mixture_losses,
+    posterior_mean,
+)
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses
+from commonweal.training.ask import Ask, Samples
+from commonweal.training.client import Client, Notes, Requests, ToAll, at_least, sgd_parameters
 
-LIKELIHOODS = ("cross-entropy", "binary", "tokens", "cox")  # losses in units of log-likelihood
+NO_VALIDATION = (
+    "no client has validation samples: predictions are mixed with fixed weights; set "
+    "validation = 0.2 to learn them"
+)
 
 
 @dataclass(frozen=True)
@@ -46,10 +58,9 @@ class Blend(LocalTraining):
         fifth of the training samples takes their place
     tune_epochs: epochs of fine-tuning (none: a tenth of those of all rounds, at most 5)
     tune_lr: their learning rate (none: that of the round)
+    trees: whether the local models have a forest, for tables (as of `alone`)
     The others are those of sgd, for all models
     """
-
-    fitting = ("mix", "retrain")
 
     partner: Literal["both", "global", "tuned"] = "both"
     limit: float | None = None
@@ -76,36 +87,76 @@ class Blend(LocalTraining):
             return self.limit
         return 2 / 3 if self.partner == "both" else 1 / 2
 
-    @property
-    def holds_out(self) -> HoldsOut:
-        return "validation" if self.rejoin else "training"
-
     def scouted(self, rounds: int) -> int:
         """The round after which m is learned."""
-        return math.ceil(self.learn_at * rounds)
+        return math.ceil(product(self.learn_at, rounds))
 
-    # What is trained when
+    def divided(self, samples: Samples) -> Divided:
+        if self.rejoin:
+            return Divided(samples.train, samples.validation, samples.everything)
+        return super().divided(samples)
 
-    def stages(
-        self, task: Task, purpose: str, message: Tensors, validates: bool
-    ) -> tuple[Stage, ...]:
-        if not validates and task.loss not in LIKELIHOODS:
+    # The conversation
+
+    def after(self, round: int, rounds: int) -> Requests:
+        notes = Notes()
+        if round == self.scouted(rounds):
+            everyone = mean_losses((yield ToAll("mix")))
+            if everyone is None:
+                notes = Notes(warnings=(NO_VALIDATION,))
+            else:
+                yield ToAll("weigh", {"everyone": everyone}, silent=True)
+            yield ToAll("retrain", silent=True)
+        if round == rounds:
+            yield ToAll("tune", silent=True)
+        return notes
+
+    def answer(self, ask: Ask) -> tuple[Tensors, Tensors]:
+        if ask.purpose == "weigh":
+            return {"size": ask.sizes}, self.learned(ask.states, ask.message["everyone"])
+        divided = self.divided(ask.samples)
+        if divided.held is None and ask.task.loss not in LIKELIHOODS:
             raise ConfigError(
-                f"client 'blend' needs validation samples for the loss {task.loss!r}, since a "
+                f"client 'blend' needs validation samples for the loss {ask.task.loss!r}, since a "
                 "global model can be far off for some clients: set validation = 0.2"
             )
-        local = self.local_stages(purpose, message)
-        if purpose == "retrain":
-            return local
-        epochs = self.tune_epochs or min(5.0, 0.1 * self.epochs * int(message["rounds"]))
-        tuned = Tuned(**tuning_parameters(self, epochs, self.tune_lr))
-        if purpose == "mix":
-            return (*local, Stage(tuned)) if validates else ()
-        if purpose == "tune":
-            return (*local, Stage(tuned, "all"))
-        learning = int(message["round"]) <= self.scouted(int(message["rounds"]))
-        samples: Samples = "train" if learning else "all"
-        return (*local, Stage(Client(**sgd_parameters(self)), samples))
+        if ask.purpose == "train":
+            states = self.trained(ask)
+            return ask.train(Client(**sgd_parameters(self)), self.rows(ask), states)
+        if ask.purpose == "mix":
+            return self.compared(ask)
+        replies, states = super().answer(ask)
+        if ask.purpose == "tune":
+            states = ask.train_at_home(self.tuner(ask.rounds), divided.whole, states)
+        return replies, states
+
+    def tuner(self, rounds: int) -> Client:
+        """The training by which clients fine-tune the global model."""
+        epochs = self.tune_epochs or min(5.0, 0.1 * self.epochs * rounds)
+        return Tuned(**tuning_parameters(self, epochs, self.tune_lr))
+
+    def compared(self, ask: Ask) -> tuple[Tensors, Tensors]:
+        """Reply with the sums of the losses (S, 11) of mixtures over validation samples."""
+        first, held, _ = self.divided(ask.samples)
+        losses = torch.zeros(len(ask.ids), len(GRID))
+        samples = torch.zeros(len(ask.ids))
+        states = ask.states
+        if held is not None:
+            samples = held.sizes[ask.ids].float()
+            states = self.caught_up(ask, first)
+            states = self.watched(ask, ask.train_at_home(self.tuner(ask.rounds), first, states))
+            states, local = self.fitted(ask, states)
+            for k, rows in enumerate(ask.of_each(held)):
+                own = {name: value[k] for name, value in states.items()}
+                partners = self.partners(ask.message, own)
+                predicted = [ask.outputs(w, rows) for w in partners]
+                shares = [GRID / len(partners)] * len(partners)
+                weights = torch.stack([1 - GRID, *shares], 1)
+                losses[k] = mixture_losses(
+                    ask.task, torch.stack([local[k], *predicted]), weights, rows
+                )
+        replies = {"size": ask.sizes, "sums": losses, "samples": samples}
+        return replies, states | {"losses": losses}
 
     # What the client keeps
 
@@ -137,7 +188,18 @@ class Blend(LocalTraining):
         m = state["m"]
         shares = [m / len(partners)] * len(partners)
         weights = torch.cat([(1 - m) * local.weights[:1], *shares, (1 - m) * local.weights[1:]])
-        return Uses(torch.stack([local.models[0], *partners]), weights, local.linear)
+        return Uses(torch.stack([local.models[0], *partners]), weights, local.others)
+
+
+def mean_losses(replies: Tensors) -> Tensor | None:
+    """The mean losses (11,) of mixtures over all clients' samples; None without any."""
+    if not replies:
+        return None
+    usable = torch.isfinite(replies["sums"]).all(1)
+    samples = replies["samples"][usable].sum()
+    if samples == 0:
+        return None
+    return replies["sums"][usable].sum(0) / samples
 
 
 ENTRIES = {"blend": Blend}

@@ -16,13 +16,22 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
+from commonweal.clients import evidence as choice
+from commonweal.clients.evidence import ALONE, RIGHT_OR_WRONG, Evidence, How
 from commonweal.clients.fine_tune import Tuned, tuning_parameters
 from commonweal.clients.local_model import LocalTraining
-from commonweal.training import choice
-from commonweal.training.choice import ALONE, RIGHT_OR_WRONG, Evidence, How
-from commonweal.training.client import Client, HoldsOut, Stage, sgd_parameters
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses, one_model
+from commonweal.data.rows import Rows
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses, one_model
+from commonweal.task.vectorize import single
+from commonweal.training.ask import Ask
+from commonweal.training.client import Client, Notes, Requests, ToAll, sgd_parameters
+from commonweal.training.evaluation import evaluate_rows_by_models
+
+NOBODY_LEAVES = (
+    "no client takes the global or the fine-tuned model; choosing needs validation samples: set "
+    "validation = 0.2 where there are none"
+)
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,10 @@ class ChoiceClient(LocalTraining):
     how: how much evidence a client needs before it leaves its local models
     level: the confidence level of "proved"
     tune_epochs: epochs of fine-tuning; tune_lr: their learning rate (none: that of the round)
+    trees: whether the local models have a forest, for tables (as of `alone`)
     The others are those of sgd, for all models
     """
 
-    closing = ("tune", "choose")
     candidates: ClassVar[tuple[str, ...]] = (ALONE, "global", "tuned")
 
     how: How = "safe"
@@ -50,27 +59,56 @@ class ChoiceClient(LocalTraining):
     tune_lr: float | None = None
 
     def check(self, task: Task, rounds: int) -> None:
-        choice.choose([], self.how, level=self.level)  # raises where they are wrong
+        choice.choose_by_client([], self.how, level=self.level)  # raises where they are wrong
         if task.loss == "cox" or (self.how == "proved" and task.loss == "squared"):
             raise ConfigError(
                 f"client 'choice' with how = {self.how!r} has no evidence by sample for the loss "
                 f"{task.loss!r}: use blend"
             )
 
-    @property
-    def holds_out(self) -> HoldsOut:
-        return "training"
+    # The conversation
 
-    def stages(
-        self, task: Task, purpose: str, message: Tensors, validates: bool
-    ) -> tuple[Stage, ...]:
-        local = self.local_stages(purpose, message)
-        if purpose == "tune":
+    def after(self, round: int, rounds: int) -> Requests:
+        notes = yield from super().after(round, rounds)
+        if round < rounds:
+            return notes
+        replies = yield ToAll("choose")
+        if not replies:
+            return notes
+        taken = replies["taken"].sum(0)
+        return Notes(taken, () if taken[1:].any() else (NOBODY_LEAVES,))
+
+    def answer(self, ask: Ask) -> tuple[Tensors, Tensors]:
+        if ask.purpose == "train":
+            states = self.trained(ask)
+            return ask.train(Client(**sgd_parameters(self)), states=states)
+        if ask.purpose == "choose":
+            taken = self.chosen(ask)
+            return {"taken": taken}, ask.states | {"taken": taken}
+        replies, states = super().answer(ask)
+        if ask.purpose == "tune":
             tuned = Tuned(**tuning_parameters(self, self.tune_epochs, self.tune_lr))
-            return (*local, Stage(tuned, "all"))
-        if purpose != "train":
-            return local
-        return (*local, Stage(Client(**sgd_parameters(self)), "all"))
+            states = ask.train_at_home(tuned, states=states)
+        return replies, states
+
+    def chosen(self, ask: Ask) -> Tensor:
+        """Return each client's choice on its validation samples, as one-hot rows (S, 3)."""
+        taken = torch.zeros(len(ask.ids), len(self.candidates))
+        validation = ask.samples.validation
+        if validation is None:  # there is nothing to choose on
+            taken[:, self.candidates.index(ALONE)] = 1.0
+            return taken
+        for k, rows in enumerate(ask.of_each(validation)):
+            state = {name: value[k] for name, value in ask.states.items()}
+            evaluated = {}
+            for name in self.candidates:
+                evaluated[name] = _by_sample(ask, self.uses_of(name, ask.message, state), rows)
+            outputs = ask.outputs(ask.message["w"], rows)  # (N, ..., classes)
+            classes = outputs.shape[-1] if outputs.ndim > 1 else 2
+            taken[k, self.candidates.index(self.choose(ask.task, evaluated, classes))] = 1.0
+        return taken
+
+    # What a client keeps and uses
 
     def init_client(self, task: Task, seed: int) -> Tensors:
         return self.init_local(task) | {
@@ -80,12 +118,12 @@ class ChoiceClient(LocalTraining):
         }
 
     def uses_of(self, name: str, message: Tensors, state: Tensors) -> Uses:
-        """What the client would use with a candidate."""
+        """Return the models and weights that a client would use with a candidate."""
         if name == ALONE:
             return self.local_uses(state)
         return one_model(message["w"] if name == "global" else state["tuned"])
 
-    def choose(self, task: Task, evaluated: Mapping[str, Tensor]) -> str:
+    def choose(self, task: Task, evaluated: Mapping[str, Tensor], classes: int) -> str:
         """The candidate that the client takes.
 
         evaluated: the loss and the main score (N, 2) of each validation sample, by candidate
@@ -95,9 +133,9 @@ class ChoiceClient(LocalTraining):
         for name, values in evaluated.items():
             losses, scores = values.numpy().T
             evidence[name] = Evidence(losses, scores if by_score else None)
-        bound = 1.0 if by_score else choice.largest_loss(2)
+        bound = 1.0 if by_score else choice.largest_loss(classes)
         compared = choice.improvements(evidence, self.how == "proved", bound)
-        (taken,) = choice.choose([compared], self.how, level=self.level, bound=bound)
+        (taken,) = choice.choose_by_client([compared], self.how, level=self.level, bound=bound)
         return taken
 
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
@@ -106,7 +144,15 @@ class ChoiceClient(LocalTraining):
         models = torch.stack([local.models[0], message["w"], state["tuned"]])
         own = taken[:1] * local.weights
         weights = torch.cat([own[:1], taken[1:], own[1:]])
-        return Uses(models, weights, local.linear)
+        return Uses(models, weights, local.others)
+
+
+def _by_sample(ask: Ask, uses: Uses, rows: Rows) -> Tensor:
+    """The loss and the main score (N, 2) of every sample of a client by what it uses."""
+    stacked = uses.map(lambda value: value[None])
+    task, first = ask.task.reporting, torch.tensor([0])
+    losses, stats = evaluate_rows_by_models(task, stacked, rows, first, single)
+    return torch.stack([losses.double(), stats[task.score][:, 0].double()], 1)
 
 
 ENTRIES = {"choice": ChoiceClient}

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from commonweal.base.tensors import Tensors
 from commonweal.clients._own_model import OwnModel
+from commonweal.task.task import Task
 from commonweal.training.client import Grid, at_least
 from commonweal.training.objective import At, Objective, Proximal
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from commonweal.clients.fine_tune import FineTune, Tuned, tuning_parameters
+from commonweal.task.masks import body_mask, head_mask
+from commonweal.task.task import Task
 from commonweal.training.client import Client
-from commonweal.training.masks import body_mask, head_mask
 from commonweal.training.objective import Phase
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

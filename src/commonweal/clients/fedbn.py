@@ -11,9 +11,9 @@ from functools import lru_cache
 from torch import Tensor, nn
 
 from commonweal.base.errors import ConfigError
+from commonweal.task.masks import layer_mask
+from commonweal.task.task import Task
 from commonweal.training.client import Client
-from commonweal.training.masks import layer_mask
-from commonweal.training.task import Task
 
 NORMALISATION = (
     nn.modules.batchnorm._NormBase,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from commonweal.task.masks import head_mask
+from commonweal.task.task import Task
 from commonweal.training.client import Client
-from commonweal.training.masks import head_mask
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from commonweal.base.tensors import Tensors
+from commonweal.task.task import Task
 from commonweal.training.client import Client, Grid, at_least
 from commonweal.training.objective import Objective, Proximal
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
+from commonweal.task.masks import body_mask, head_mask
+from commonweal.task.task import Task
 from commonweal.training.client import Client
-from commonweal.training.masks import body_mask, head_mask
 from commonweal.training.objective import Phase
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.training.client import Client, Stage, sgd_parameters
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses, one_model
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses, one_model
+from commonweal.training.ask import Ask
+from commonweal.training.client import Client, Notes, Requests, ToAll, sgd_parameters
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,19 @@ class FineTune(Client):
             values = f"tune_epochs = {self.tune_epochs}, tune_lr = {self.tune_lr}"
             raise ConfigError(f"client {values}: both must be above 0")
 
-    def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        return ("tune",) if round == rounds else ()
+    def after(self, round: int, rounds: int) -> Requests:
+        if round == rounds:
+            yield ToAll("tune", silent=True)
+        return Notes()
 
-    def stages(
-        self, task: Task, purpose: str, message: Tensors, validates: bool
-    ) -> tuple[Stage, ...]:
-        return (Stage(self.tuner),) if purpose == "tune" else (Stage(self),)
+    def answer(self, ask: Ask) -> tuple[Tensors, Tensors]:
+        if ask.purpose == "tune":
+            return {"size": ask.sizes}, ask.train_at_home(self.tuner)
+        return super().answer(ask)
 
     @property
     def tuner(self) -> Client:
-        """How clients train the final model."""
+        """The training of the final model by its clients."""
         parameters = tuning_parameters(self, self.tune_epochs, self.tune_lr)
         return Tuned(**parameters, model="own", flag="tuned")
 

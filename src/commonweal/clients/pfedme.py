@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
 from commonweal.clients._own_model import OwnModel
+from commonweal.task.task import Task
 from commonweal.training.objective import At, Objective, Proximal
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
+from commonweal.task.task import Task
 from commonweal.training.client import Client, Grid
 from commonweal.training.objective import Objective, Reduction
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

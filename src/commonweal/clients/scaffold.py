@@ -14,9 +14,9 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
+from commonweal.task.task import Task
 from commonweal.training.client import Client, learning_rate
 from commonweal.training.objective import Objective, Proximal
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

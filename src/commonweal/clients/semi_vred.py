@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors
+from commonweal.task.task import Task
 from commonweal.training.client import Client, Grid, at_least
 from commonweal.training.objective import Objective, Reduction
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ BatchNorm takes batch statistics there, and the running ones are of the models t
 variance of a mixture is not the mixture of the variances.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import ConfigError
+from commonweal.base.shares import product
 from commonweal.base.tensors import Tensors
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses, one_model
 from commonweal.training.client import Client, Grid, at_least
-from commonweal.training.objective import At, Between, Objective, Proximal, mixture
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses, one_model
+from commonweal.training.objective import At, Between, Objective, Proximal, interpolated
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,14 @@ class SuPerFedMM(Client):
         return {"own": task.reinitialised(seed).initial, "joined": torch.zeros(1)}
 
     def begun(self, message: Tensors) -> bool:
-        """Whether the clients' personal models are trained in this round."""
-        begin = self.begin if self.begin >= 1 else int(self.begin * int(message["rounds"]))
+        """Return whether the clients' personal models are trained in this round."""
+        begin = self.begin
+        if begin < 1:
+            begin = math.floor(product(begin, int(message["rounds"])))
         return int(message["round"]) > begin
 
     def _is_early(self, message: Tensors) -> bool:
-        """Whether only w_i is trained in this round, as in sgd."""
+        """Return whether only w_i is trained in this round, as in sgd."""
         return not (self.early or self.begun(message))
 
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
@@ -107,7 +111,7 @@ class SuPerFedMM(Client):
         return {}, state
 
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
-        return one_model(mixture(task, *self.endpoints(task, message, state), self.m))
+        return one_model(interpolated(task, *self.endpoints(task, message, state), self.m))
 
     def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         """Both are the received model as long as the client's own was never trained."""

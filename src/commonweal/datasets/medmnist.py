@@ -8,16 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from commonweal.data.sources.cache import New, cached, write_arrays
+from commonweal.data.sources.files import find_file, locate, read_npz
 from commonweal.datasets.pools import Part, Pool, Test, pool_of
-from commonweal.sources.cache import New, cached, write
-from commonweal.sources.files import find, locate, read_npz
 
-SOURCES = """
-medmnist https://zenodo.org/records/10519652/files/
-28209eda62fecd6e6a2d98b1501bb15f pneumoniamnist.npz
-0744692d530f8e62ec473284d019b0c7 dermamnist.npz
-0afa5834fb105f7705a7d93372119a21 organcmnist.npz
-"""
 CLASSES = {"pneumonia": 2, "derma": 7, "organc": 11}
 PARTS = ("train", "val", "test")
 
@@ -34,11 +28,11 @@ def medmnist(
 
     which: the set; size: of its images; part: the training and validation rows or the test rows
     alone
-    test: the share of each client's rows that is held out, or "official"; seed: of all draws
+    test: the share of each client's rows that is tested, or "official"; seed: of all draws
     dir: the file's folder
     """
     name = f"{which}mnist.npz" if size == 28 else f"{which}mnist_{size}.npz"
-    path = find(f"{which}mnist", name, dir) or locate("medmnist", "medmnist", [name], dir)[0]
+    path = find_file(f"{which}mnist", name, dir) or locate("medmnist", "medmnist", [name], dir)[0]
 
     def parse(new: New) -> None:
         images = [f"{part}_images" for part in PARTS]
@@ -47,7 +41,7 @@ def medmnist(
         x = np.concatenate(list(map(read.__getitem__, images)))
         y = np.concatenate(list(map(read.__getitem__, labels)))[:, 0].astype(np.int64)
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-        write(new, x=x, y=y, official=np.arange(len(y)) >= len(y) - len(read["test_labels"]))
+        write_arrays(new, x=x, y=y, official=np.arange(len(y)) >= len(y) - len(read["test_labels"]))
 
     arrays = cached(f"medmnist-{which}", [path], parse)
     return pool_of(arrays, part, test, seed, outputs=CLASSES[which])

@@ -11,32 +11,10 @@ from typing import Literal
 import numpy as np
 
 from commonweal.base.errors import DataError
+from commonweal.data.sources.cache import Arrays, New, cached, write_arrays
+from commonweal.data.sources.files import locate, read_bytes
 from commonweal.datasets.pools import Part, Pool, Test, pool_of
-from commonweal.sources.cache import Arrays, New, cached, write
-from commonweal.sources.files import locate, read_bytes
 
-SOURCES = {
-    "mnist": """
-mnist https://ossci-datasets.s3.amazonaws.com/mnist/
-440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609 train-images-idx3-ubyte.gz
-3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c train-labels-idx1-ubyte.gz
-8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6 t10k-images-idx3-ubyte.gz
-f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6 t10k-labels-idx1-ubyte.gz
-""",
-    "fashion-mnist": """
-fashion_mnist https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/
-3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84 train-images-idx3-ubyte.gz
-a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845 train-labels-idx1-ubyte.gz
-346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073 t10k-images-idx3-ubyte.gz
-67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5 t10k-labels-idx1-ubyte.gz
-""",
-}
-MANUAL = {
-    "emnist": """
-the IDX files of EMNIST (emnist-letters-train-images-idx3-ubyte.gz and the like), from gzip.zip of
-https://www.nist.gov/itl/products-and-services/emnist-dataset
-"""
-}
 FILES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -63,7 +41,7 @@ def mnist(
 
     classes: only these digits; size: to which images are resized
     part: the 60,000 training rows or the 10,000 test rows alone
-    test: the share of each client's rows that is held out, or "official"; seed: of all draws
+    test: the share of each client's rows that is tested, or "official"; seed: of all draws
     dir: the files' folder
     """
     arrays = read_images("mnist", "mnist", dir)
@@ -155,6 +133,6 @@ def read_images(dataset: str, folder: str, dir: str | None, files: Sequence[str]
             )
         x = np.concatenate([train_x, test_x])[:, None].astype(np.uint8)
         y = np.concatenate([train_y, test_y]).astype(np.int64)
-        write(new, x=x, y=y, official=np.arange(len(y)) >= len(train_y))
+        write_arrays(new, x=x, y=y, official=np.arange(len(y)) >= len(train_y))
 
     return cached(dataset, paths, parse)

@@ -11,16 +11,10 @@ import numpy as np
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Federation
+from commonweal.data.sources.files import locate
 from commonweal.datasets.mnist import read_idx, read_images
 from commonweal.datasets.pools import natural_federation
-from commonweal.sources.files import locate
 
-NEEDS = "mnist"
-SOURCES = """
-qmnist_writers https://raw.githubusercontent.com/facebookresearch/qmnist/master/
-2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f qmnist-train-labels-idx2-int.gz
-9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06 qmnist-test-labels-idx2-int.gz
-"""
 WRITERS = "qmnist-train-labels-idx2-int.gz"
 SERIES = {0: "staff", 1: "staff", 4: "students"}
 
@@ -35,7 +29,7 @@ def mnist_writers(
     """60,000 rows (1, 28, 28), 539 writers (or 2 series), 10 classes; score: accuracy
 
     by: what a client is; clients: how many of them to use
-    test: the share of each client's rows that is held out; seed: which rows and clients
+    test: the share of each client's rows that is tested; seed: which rows and clients
     dir: the folder of both sets' files
     """
     arrays = read_images("mnist", "mnist", dir)

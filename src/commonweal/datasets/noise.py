@@ -4,6 +4,7 @@ A noise is a frozen value. Called with labels, the number of classes and a seed,
 of which the share `rate` (to the nearest row) is wrong.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 from commonweal.base import randomness
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import DataError
+from commonweal.base.shares import product
 
 
 class Noise(ABC):
@@ -40,7 +42,7 @@ class _AtRate(Noise):
     def __call__(self, labels: np.ndarray, classes: int, seed: int) -> np.ndarray:
         _check_labels(labels, classes)
         rng = _rng(seed)
-        count = int(np.floor(self.rate * len(labels) + 0.5))
+        count = math.floor(product(self.rate, len(labels)) + 0.5)
         wrong = rng.permutation(len(labels))[:count]
         noisy = labels.copy()
         noisy[wrong] = (labels[wrong] + self.steps(count, classes, rng)) % classes
@@ -48,7 +50,7 @@ class _AtRate(Noise):
 
     @abstractmethod
     def steps(self, count: int, classes: int, rng: np.random.Generator) -> np.ndarray | int:
-        """How many classes further each wrong label is."""
+        """Return by how many classes each wrong label is shifted."""
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ ENTRIES = {
 
 
 class FlowerPartitioner(Protocol):
-    """What we use of flwr_datasets.partitioner.Partitioner."""
+    """The part of flwr_datasets.partitioner.Partitioner that is used."""
 
     dataset: object
 

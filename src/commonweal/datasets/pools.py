@@ -1,4 +1,4 @@
-"""What the loaders share: pools of rows, natural federations, and standardised columns."""
+"""Tools of loaders: pools of rows, natural federations, and standardised columns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.arrays import as_features, as_labels
 from commonweal.data.federation import Features, Federation
-from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.sources.cache import Arrays
 from commonweal.data.split import Split, draw_names, number_clients, split_rows
+from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.datasets.images import resize
 from commonweal.datasets.partition import DirichletByClass, Partition
-from commonweal.sources.cache import Arrays
 
 Fit = Callable[[Split], Features]  # makes features once it is known which rows are for training
 DEFAULT_PARTITION = DirichletByClass()
@@ -45,7 +45,7 @@ class Pool:
     features: np.ndarray | Fit  # (N, ...)
     y: np.ndarray  # (N,)
     official: np.ndarray  # (N,) bool, the publisher's test rows
-    test: Test = 0.2  # the share of each client's rows that is held out, or "official"
+    test: Test = 0.2  # the share of each client's rows that is tested, or "official"
     seed: int = 0  # of the test split
     partition: Partition | None = DEFAULT_PARTITION  # where the user gives none; None: they must
     outputs: int | None = None

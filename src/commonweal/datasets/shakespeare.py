@@ -5,6 +5,7 @@ domain, a file per play) in `shakespeare`, or from LEAF's json in `shakespeare_l
 role in a play.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -13,21 +14,18 @@ from typing import Literal
 import numpy as np
 
 from commonweal.base.errors import DataError
+from commonweal.base.shares import product
 from commonweal.data.federation import Federation
-from commonweal.datasets._leaf import (
+from commonweal.data.sources.cache import Arrays
+from commonweal.data.sources.files import locate_one, read_members
+from commonweal.datasets.leaf import (
     ClientRows,
     cached_rows,
     leaf_federation,
     leaf_files,
     leaf_users,
 )
-from commonweal.sources.cache import Arrays
-from commonweal.sources.files import locate_one, read_members
 
-MANUAL = (
-    "the Moby edition, a text file per play (github martin-gorner/tensorflow-rnn-shakespeare), "
-    "in a .tar archive or a folder 'plays'; or LEAF's json with source = 'leaf'"
-)
 ARCHIVE = "shakespeare_plays_by_file.tar.xz"
 CONTEXT = 80  # characters
 CLASSES = 96  # "\n" is 0, " " is 1, ..., "~" is 95; everything else becomes a space
@@ -89,7 +87,7 @@ def _parts(rows: int, test: float) -> np.ndarray:
     """The part of each row: the last rows are test rows."""
     if test == 0:
         return np.full(rows, "train")
-    rounded = np.floor((1 - test) * rows + 0.5)
+    rounded = math.floor(product(1 - test, rows) + 0.5)
     train_rows = min(rounded, max(1, rows - 1))
     return np.where(np.arange(rows) >= train_rows, "test", "train")
 

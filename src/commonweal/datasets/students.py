@@ -13,11 +13,11 @@ from commonweal.datasets.pools import Pool
 from commonweal.datasets.table import table
 
 
-def students(clients: int | None = None, test: float = 0.4, seed: int = 0) -> Federation | Pool:
+def students(clients: int | None = None, test: float = 0.2, seed: int = 0) -> Federation | Pool:
     """4,424 students, 17 courses, 3 classes; score: accuracy
 
     clients: how many of the courses to use
-    test: the share of each course's students that is held out
+    test: the share of each course's students that is tested
     seed: which students and courses
     """
     with as_file(files("commonweal.datasets") / "_data" / "students.csv") as path:

@@ -34,7 +34,7 @@ def synthetic(
     clients: how many; rows: median per client (at least 2); features, classes: how many
     label: how much the clients' labelling differs; feature: how much their inputs differ
     quantity: the standard deviation of log n_k (0: equal sizes)
-    test: the share of each client's rows that is held out; seed: of all draws
+    test: the share of each client's rows that is tested; seed: of all draws
     """
     for name, value in (("clients", clients), ("features", features)):
         check_bounds(f"synthetic {name}", value, least=1)

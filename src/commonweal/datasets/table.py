@@ -17,11 +17,9 @@ import torch
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.federation import Federation
-from commonweal.data.plain_table import Column
+from commonweal.data.sources.files import read_npz
 from commonweal.data.split import number_clients, some
-from commonweal.datasets.pools import Pool, TaskOptions, natural_federation, standardized
-from commonweal.sources.files import read_npz
-from commonweal.tables.columns import (
+from commonweal.data.tables.columns import (
     CLIENT,
     Names,
     Roles,
@@ -31,9 +29,11 @@ from commonweal.tables.columns import (
     read_survey,
     read_table,
 )
-from commonweal.tables.files import read_batches, separator_in
-from commonweal.tables.fit import Options, fit
-from commonweal.tables.held_out import Test, divide_rows
+from commonweal.data.tables.files import read_batches, separator_in
+from commonweal.data.tables.fit import Options, fit_columns
+from commonweal.data.tables.plain_table import PlainColumn
+from commonweal.data.tables.used_rows import Test, divide_rows
+from commonweal.datasets.pools import Pool, TaskOptions, natural_federation, standardized
 
 Task = Literal["auto", "classes", "values"]
 CLASSES = 20  # different whole numbers, beyond which labels are values
@@ -63,7 +63,7 @@ def table(
     split: str = "",
     seed: int = 0,
 ) -> Federation | Pool:
-    """Rows of a CSV (with a header), Parquet or npz file; score: accuracy, or R^2 for values
+    """Rows of a CSV (with a header), Parquet or npz file; score: accuracy, or pooled R^2 for values
 
     path: the file; label: the column of labels, or "time,event": survival times and whether there
         was an event, for Cox's loss ("time,status=dead" says which value is one)
@@ -78,7 +78,7 @@ def table(
     public: a preparation.json of another run, made from public rows: nothing is fitted then
     separator: between a CSV's values; encoding: of a CSV, such as latin-1
     clients: how many of the clients to use; least_rows: clients with fewer rows are left out
-    test: the share of each client's rows that is held out, or "last", a fifth, its last rows
+    test: the share of each client's rows that is tested, or "last", a fifth, its last rows
     order: the column, such as a date, by which rows are the last; test rows are the last ones then
     split: a column that says which rows are test rows ("test"), or folds, of which the highest is
         tested; "fold=2": another one
@@ -113,7 +113,7 @@ ENTRIES = {"table": table}
 
 
 def survey_table(file: Path, separator: str, encoding: str) -> Survey:
-    """What the columns of a CSV or Parquet file hold."""
+    """Survey the columns of a CSV or Parquet file."""
     batches = partial(read_batches, file, separator, encoding)
     return read_survey(file, batches, f"{separator} {encoding}")
 
@@ -143,7 +143,7 @@ def load_table(
     parts = divide_rows(table, test, fold, least_rows)
     rows = parts.rows
     labels = read_times(table, rows) if table.facts.event else read_labels(table, task, rows)
-    features = partial(fit, table, options, rows, labels.class_names)
+    features = partial(fit_columns, table, options, rows, labels.class_names)
     learned: TaskOptions = {
         "outputs": len(labels.class_names) or None,
         "loss": labels.loss,
@@ -177,7 +177,7 @@ def _no_clients(clients: int) -> str:
 # Labels
 
 
-class Labels(NamedTuple):
+class TableLabels(NamedTuple):
     """The labels of some rows: classes 0, 1, ... with their names, numbers, or survival times."""
 
     y: np.ndarray  # (n,), or (n, 2) times and events
@@ -187,7 +187,7 @@ class Labels(NamedTuple):
     score: str | None = None
 
 
-def read_labels(table: Table, task: Task, rows: np.ndarray) -> Labels:
+def read_labels(table: Table, task: Task, rows: np.ndarray) -> TableLabels:
     """The labels of some rows.
 
     Raises:
@@ -213,17 +213,17 @@ def read_labels(table: Table, task: Task, rows: np.ndarray) -> Labels:
     if task == "classes" or (task == "auto" and few):
         y = np.searchsorted(different, values)
         names = tuple(f"{value:.0f}" for value in different.tolist())
-        return Labels(y, names, _imbalance(y, names))
+        return TableLabels(y, names, _imbalance(y, names))
     notes: tuple[str, ...] = ()
     if task == "auto" and len(fractions) == 0:
         notes = (
             f"the label {label!r} has {len(different)} different whole numbers, so this is a "
             "regression; if they are classes, set task = 'classes'",
         )
-    return Labels(values.astype(np.float32), notes=notes)
+    return TableLabels(values.astype(np.float32), notes=notes)
 
 
-def read_times(table: Table, rows: np.ndarray) -> Labels:
+def read_times(table: Table, rows: np.ndarray) -> TableLabels:
     """Survival times and events, for Cox's loss."""
     if table.column(table.label).becomes != "number":
         raise DataError(
@@ -238,7 +238,7 @@ def read_times(table: Table, rows: np.ndarray) -> Labels:
     notes: tuple[str, ...] = ()
     if happened not in ("1", "true"):
         notes = (f"an event is {event} = {happened}; others are censored",)
-    return Labels(y.astype(np.float32), notes=notes, loss="cox", score="concordance")
+    return TableLabels(y.astype(np.float32), notes=notes, loss="cox", score="concordance")
 
 
 def _event_value(table: Table, event: str, present: Sequence[str]) -> str:
@@ -262,7 +262,7 @@ def _event_value(table: Table, event: str, present: Sequence[str]) -> str:
     return matching[0]
 
 
-def _named_classes(table: Table, column: Column, rows: np.ndarray) -> Labels:
+def _named_classes(table: Table, column: PlainColumn, rows: np.ndarray) -> TableLabels:
     """Classes that the strings or truth values of a column name."""
     if column.becomes == "text":
         texts, codes = table.texts(column.name)
@@ -273,7 +273,7 @@ def _named_classes(table: Table, column: Column, rows: np.ndarray) -> Labels:
         names = tuple(column.words[int(value)] for value in used)
     else:
         raise DataError(f"the label {column.name!r} holds dates: name another column")
-    return Labels(y, names, _imbalance(y, names))
+    return TableLabels(y, names, _imbalance(y, names))
 
 
 def _imbalance(y: np.ndarray, names: Sequence[str]) -> tuple[str, ...]:

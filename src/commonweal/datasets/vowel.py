@@ -20,7 +20,7 @@ def vowel(clients: int | None = None, test: float = 0.2, seed: int = 0) -> Feder
     """990 rows, 15 speakers, 11 classes; score: accuracy
 
     clients: how many of the speakers to use
-    test: the share of each speaker's rows that is held out
+    test: the share of each speaker's rows that is tested
     seed: which rows and clients
     """
     path = files("commonweal.datasets").joinpath("_data/vowel.dat")

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 
 import torch
 
-from commonweal.algorithms.algorithm import Algorithm, Group, Request
 from commonweal.base.tensors import Tensors
+from commonweal.protocols.algorithm import Algorithm, Group, Request
 from commonweal.training.client_state import NO_STATE, ClientState
 
 Answer = tuple[Tensors, ClientState]  # replies, and states where they changed
 
 
 def answer(algorithm: Algorithm, request: Request, group: Group) -> Answer:
-    """What a group answers."""
+    """Return the answer of a group."""
     replies, states = algorithm.answer(request, group)
     return replies, NO_STATE if states is group.states else states
 

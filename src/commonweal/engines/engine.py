@@ -5,32 +5,16 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base.tensors import State
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.tables.preprocessing import Preprocessing
+from commonweal.protocols.algorithm import Algorithm, Replies, Request
 from commonweal.record.client_states import ClientStates, StateStore
 from commonweal.record.facts import RunFacts
+from commonweal.task.uses import Uses
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation
-from commonweal.training.uses import Uses
-
-
-def sample_parts(algorithm: Algorithm, has_validation: bool) -> dict[str, str]:
-    """Which parts of the clients' samples a group of clients gets, by the names of `Group`.
-
-    Args:
-        algorithm: Its client method may hold out samples to decide by.
-        has_validation: Whether the run has validation samples.
-    """
-    holds_out = None if algorithm.client is None else algorithm.client.holds_out
-    if holds_out == "training":
-        parts = {"rows": "kept", "validation": "held", "everything": "train"}
-        return parts | ({"reserved": "validation"} if has_validation else {})
-    if holds_out == "validation" and has_validation:
-        return {"rows": "train", "validation": "validation", "everything": "everything"}
-    return {"rows": "train"}
 
 
 class Engine:
@@ -58,12 +42,12 @@ class Engine:
         raise NotImplementedError
 
     def facts(self, algorithm: Algorithm) -> RunFacts:
-        """What the run's record says about the engine and the data."""
+        """Return the entries of the run's record on the engine and the data."""
         return RunFacts(engine=type(self).__name__, clients=self.population.clients)
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """How a table's columns became the samples, where this process knows it."""
+        """The preprocessing of a table to the samples, where this process knows it."""
         return None
 
 

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import commonweal
-from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base import errors
 from commonweal.base import tensors as named
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, RankError
@@ -32,13 +31,14 @@ from commonweal.base.plain import Table
 from commonweal.base.tensors import State, Tensors, flatten, unflatten
 from commonweal.data.federation import Federation
 from commonweal.engines import wire
-from commonweal.engines.simulator import Simulator, place
+from commonweal.engines.simulator import Simulator, add, place
 from commonweal.engines.wire import DisconnectedError, Parcel
+from commonweal.protocols.algorithm import Algorithm, Replies, Request
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
+from commonweal.task.task import Task
 from commonweal.training.client_state import ClientState
 from commonweal.training.evaluation import Evaluation, evaluate_rows, joined, passes
-from commonweal.training.task import Task
 
 # A rank waits while rank 0 is busy with something else, such as a caller's loop. A process that
 # ends is noticed at once, as its connections close.
@@ -146,7 +146,7 @@ class Ranks(Simulator):
                 self._end()
 
     def _about(self, algorithm: Algorithm, text: str) -> dict[str, str]:
-        """What must be the same at all ranks, and the host."""
+        """Return the settings that must be the same at all ranks, and the host."""
         return {
             "host": socket.gethostname(),
             "samples": self.digest(),
@@ -206,11 +206,16 @@ class Ranks(Simulator):
         owner = _owners(units, self.population.sizes[request.clients], self.ranks)
         tensors = flatten({"message": request.message, "each": request.each})
         tensors |= {"owner": owner, "clients": request.clients}
-        question = Parcel({"do": "collect", "purpose": request.purpose}, tensors)
+        question = Parcel(
+            {"do": "collect", "purpose": request.purpose, "summed": request.summed}, tensors
+        )
         values: Tensors = {}
         for rank, answer in self._ask(algorithm, question, request.clients):
             positions = (owner == rank).nonzero().flatten()
-            place(values, _within("reply/", answer), positions, len(owner))
+            if request.summed:
+                add(values, _within("reply/", answer))
+            else:
+                place(values, _within("reply/", answer), positions, len(owner))
             for client, state in unflatten(_within("state/", answer)).items():
                 self.states.put(int(client), ClientState.read(state), self._round)
             del answer  # before the next one comes
@@ -221,8 +226,8 @@ class Ranks(Simulator):
 
         In a deterministic run these are whole groups of the simulator, whose sums round alike.
         """
-        if self.deterministic:
-            return list(self._groups(algorithm, clients))
+        if self.deterministic and not algorithm.together:
+            return self._groups(algorithm, clients)
         return list(torch.split(torch.arange(len(clients)), 1))
 
     def _results(self, algorithm: Algorithm, w: Tensor, part: str) -> tuple[Tensor, Tensors]:
@@ -240,8 +245,9 @@ class Ranks(Simulator):
         self, algorithm: Algorithm, message: Tensors, part: str
     ) -> Iterator[tuple[Tensor, Evaluation]]:
         alone = self.decision(algorithm)[0] == "loop" or not self.deterministic
-        for ids in self._model_groups(algorithm, part, self.states, self.ranks):
-            groups = self._model_groups(algorithm, part, ids.tolist())
+        groups = self._model_groups(algorithm, part, self.states)
+        for begin in range(0, len(groups), self.ranks):
+            ids = torch.cat(groups[begin : begin + self.ranks])
             units = torch.split(torch.arange(len(ids)), 1 if alone else len(groups[0]))
             owner = _owners(units, self._part(part).sizes[ids], self.ranks)
             tensors = {"owner": owner, "clients": ids, **flatten({"message": message})}
@@ -272,7 +278,7 @@ class Ranks(Simulator):
             wire.broadcast(Parcel({**question.header, "lends": lent is not None}, question.tensors))
             if lent is not None:
                 for rank in busy:
-                    wire.send(Parcel({}, self._states_of(lent[owner == rank])), rank)
+                    wire.send_parcel(Parcel({}, self._states_of(lent[owner == rank])), rank)
         failure: Exception | None = None
         try:
             if (owner == 0).any():
@@ -311,7 +317,7 @@ class Ranks(Simulator):
     def _serve(self, algorithm: Algorithm, about: dict[str, str]) -> None:
         """Answer rank 0 until the run is over."""
         try:
-            wire.send(Parcel(about, {}), 0)
+            wire.send_parcel(Parcel(about, {}), 0)
             while True:
                 question = wire.broadcast()
                 if question.header["do"] == "end":
@@ -319,7 +325,7 @@ class Ranks(Simulator):
                 if (question.tensors["owner"] == self.rank).any():
                     states = wire.receive(0).tensors if question.header["lends"] else {}
                     self._lent.lend(unflatten(states))
-                    wire.send(self._answer(algorithm, question), 0)
+                    wire.send_parcel(self._answer(algorithm, question), 0)
         except DisconnectedError as error:
             raise RankError(f"rank {self.rank}: rank 0 ended ({error.reason})") from None
 
@@ -334,7 +340,7 @@ class Ranks(Simulator):
     # What every rank computes
 
     def _computed(self, algorithm: Algorithm, question: Parcel) -> Tensors:
-        """What this rank answers to a question."""
+        """Return this rank's answer to a question."""
         header, tensors = question
         mine = tensors["owner"] == self.rank
         if header["do"] == "rows":
@@ -344,7 +350,8 @@ class Ranks(Simulator):
         if header["do"] == "personal":
             return self._evaluate_clients(algorithm, message, str(header["part"]), clients)
         each = named.select(_within("each/", tensors), mine)
-        request = Request(clients, message, str(header["purpose"]), each)
+        purpose, summed = str(header["purpose"]), bool(header["summed"])
+        request = Request(clients, message, purpose, each, summed)
         replies = super().collect(algorithm, request)
         return flatten({"reply": replies.values, "state": self._lent.changed})
 

@@ -9,33 +9,37 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import replace
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
 
-from commonweal.algorithms.algorithm import Algorithm, Group, Replies, Request, first_state
 from commonweal.base import randomness
 from commonweal.base.devices import find_device
 from commonweal.base.errors import ConfigError, DataError, did_you_mean
-from commonweal.base.tensors import State, Tensors, select
-from commonweal.clients.local_model import hold_out
+from commonweal.base.packing import pack
+from commonweal.base.randomness import Streams
+from commonweal.base.tensors import State, Tensors, select, summed
+from commonweal.clients.local_model import with_own_validation
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, sampled
 from commonweal.engines._workers import Answer, answer, answers_in_threads
-from commonweal.engines.engine import LocalEngine, sample_parts
+from commonweal.engines.engine import LocalEngine
+from commonweal.protocols.algorithm import Algorithm, Group, Replies, Request, first_state
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
-from commonweal.training import scores
+from commonweal.task import scores
+from commonweal.task.own import function_identity
+from commonweal.task.task import Batch, Task
+from commonweal.task.uses import Uses
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
+from commonweal.training.ask import Role, Samples
 from commonweal.training.client_state import NO_STATE, ClientState, stack_states
 from commonweal.training.dense import dense_stack
 from commonweal.training.evaluation import Evaluation, by_client, evaluate_models, evaluate_rows
 from commonweal.training.local import keep_freed_memory
-from commonweal.training.own import identity
-from commonweal.training.task import Batch, Task
-from commonweal.training.uses import Uses
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 MODES = ("auto", "vmap", "chunked", "loop")
 BUDGET = 1 << 28  # numbers that a group of clients may hold at once: 1 GB
@@ -74,6 +78,7 @@ class Simulator(LocalEngine):
         self.chunk = CHUNK if chunk is None else chunk
         self.deterministic = deterministic
         self.device = find_device(device)
+        self._reading = Lock()  # of the samples, which are divided and placed once
         self._placed: dict[str, tuple[Rows, Rows]] = {}  # parts of the rows, and on the device
         self._divided: tuple[Federation | None, Federation] = (None, federation)
         self.states = ClientStates(federation.clients)
@@ -89,12 +94,15 @@ class Simulator(LocalEngine):
         if self.device.type != "cpu" and not algorithm.on_devices:
             name = type(algorithm).__name__
             raise ConfigError(f"{name} runs on the CPU only: set device = 'cpu'")
-        if algorithm.client is None:
+        if algorithm.client is None and not algorithm.together:
             return "loop", "the algorithm runs one client at a time"
         task = algorithm.client_task
         if task not in self._decisions:
             check_fit(algorithm.task, self.federation)
             undefined_clients(algorithm.task, self.federation)
+            if algorithm.together:
+                self._decisions[task] = "together", "a pass over the rows of all clients"
+                return self._decisions[task]
             mode, why = self._preferred(task)
             problem = "" if mode == "loop" else _vmap_problem(task, self.federation)
             if problem:
@@ -125,7 +133,7 @@ class Simulator(LocalEngine):
         return "chunked", f"{task.size} parameters in layers that are faster together"
 
     def _vectorizer(self, algorithm: Algorithm) -> Vectorize:
-        """How the functions of one client are run for a group."""
+        """Return the way in which the functions of one client are run for a group."""
         return single if self.decision(algorithm)[0] == "loop" else vmap_clients
 
     # Messages
@@ -134,7 +142,7 @@ class Simulator(LocalEngine):
         if len(request.clients) == 0:
             return Replies(request.clients, {})
         values: Tensors = {}
-        parts = list(self._groups(algorithm, request.clients))
+        parts = self._groups(algorithm, request.clients)
         groups = (self._group(algorithm, request, positions) for positions in parts)
         answers = self._answers(algorithm, request, groups, len(parts))
         round = int(request.message["round"])
@@ -143,9 +151,12 @@ class Simulator(LocalEngine):
             alone = len(positions) < self.population.clients
             for k, client in enumerate(request.clients[positions].tolist() if states else ()):
                 self.states.put(client, states.row(k, copy=alone), round)
-            if len(parts) == 1:
+            if request.summed:
+                add(values, replies)
+            elif len(parts) == 1:
                 return Replies(request.clients, replies)
-            place(values, replies, positions, len(request.clients))
+            else:
+                place(values, replies, positions, len(request.clients))
         return Replies(request.clients, values)
 
     def _group(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Group:
@@ -154,29 +165,35 @@ class Simulator(LocalEngine):
         round = int(request.message["round"])
         purpose = randomness.purpose(request.purpose)
         keys = [self.population.key(client) for client in ids.tolist()]
-        parts = sample_parts(algorithm, self.federation.validation is not None)
         return Group(
             ids=ids,
+            samples=Samples(self._of_role),
             states=self._states(algorithm, ids),
-            streams=[randomness.stream(self.seed, round, key, purpose) for key in keys],
+            streams=Streams(self.seed, round, keys, purpose),
             vectorize=self._vectorizer(algorithm),
             each=select(request.each, positions),
             at_once=None if self.vectorize == "vmap" else self.chunk,
-            **{name: self._on_device(part) for name, part in parts.items()},
         )
 
+    def _of_role(self, role: Role) -> Rows | None:
+        """The samples of a role, where clients compute. Groups may ask in several threads."""
+        if role in ("validation", "everything") and self.federation.validation is None:
+            return None
+        with self._reading:
+            return self._on_device(role)
+
     def _inner(self) -> Federation:
-        """The federation with a part of the training samples held out."""
+        """The federation with a part of the training samples for validation."""
         source, divided = self._divided
         if source is not self.federation:  # a population may grow between rounds
-            divided = hold_out(self.federation, self.seed)
+            divided = with_own_validation(self.federation, self.seed)
             self._divided = (self.federation, divided)
         return divided
 
     def _answers(
         self, algorithm: Algorithm, request: Request, groups: Iterator[Group], count: int
     ) -> Iterator[Answer]:
-        """What groups answer, in their order."""
+        """Yield the answers of groups, in their order."""
         workers = min(count, torch.get_num_threads())
         if workers == 1 or not self._takes_threads(algorithm):
             return (answer(algorithm, request, group) for group in groups)
@@ -186,7 +203,7 @@ class Simulator(LocalEngine):
         return answers_in_threads(copies, request, groups, workers)
 
     def _takes_threads(self, algorithm: Algorithm) -> bool:
-        """Whether clients that are computed one by one may be so in threads.
+        """Return whether clients that are computed one by one may be so in threads.
 
         Where "loop" is requested they are not: then it is for debugging, or the model is small.
         """
@@ -212,25 +229,29 @@ class Simulator(LocalEngine):
             self._stateless[algorithm] = not algorithm.init_client(0)
         return self._stateless[algorithm]
 
-    def _groups(self, algorithm: Algorithm, clients: Tensor) -> Iterator[Tensor]:
-        """Split a cohort into groups that answer together; yields positions in the request."""
+    def _groups(self, algorithm: Algorithm, clients: Tensor) -> list[Tensor]:
+        """The positions in a request of the clients that answer together."""
         mode, _ = self.decision(algorithm)
         positions = torch.arange(len(clients))
-        most = len(clients)
-        if mode == "loop" or algorithm.client is None:
-            most = 1
+        budget: int | None = None
+        cost = 1
+        if mode == "loop" or (algorithm.client is None and not algorithm.together):
+            budget = 0
         elif mode == "chunked" and self.deterministic:
             # Groups that do not depend on who else is asked of this process: those of several
             # processes are the same, and so are the bytes. Clients of similar size train together.
-            most = max(1, self.chunk // algorithm.client_task.size)
+            budget = self.chunk
+            cost = algorithm.client_task.size
             sizes = self.population.sizes[clients]
             positions = torch.argsort(sizes, descending=True, stable=True)
         elif mode == "chunked":
             # A group that holds nothing but its replies stays whole: several would copy them.
             replies_only = self.device.type == "cpu" and self._is_stateless(algorithm)
             if not replies_only:
-                most = max(1, self.budget // (VECTORS_PER_CLIENT * algorithm.client_task.size))
-        return (group.sort().values for group in torch.split(positions, most))
+                budget = self.budget
+                cost = VECTORS_PER_CLIENT * algorithm.client_task.size
+        groups = pack([cost] * len(clients), budget)
+        return [positions[group].sort().values for group in groups]
 
     # Evaluation
 
@@ -281,16 +302,14 @@ class Simulator(LocalEngine):
         return uses
 
     def _model_groups(
-        self, algorithm: Algorithm, part: str, clients: Iterable[int], times: int = 1
-    ) -> tuple[Tensor, ...]:
-        """The clients that have samples, in groups of which memory holds one (times: so many)."""
+        self, algorithm: Algorithm, part: str, clients: Iterable[int]
+    ) -> list[Tensor]:
+        """The clients that have samples, in groups of which memory holds one."""
         sizes = self._part(part).sizes
         ids = torch.tensor([client for client in clients if sizes[client] > 0], dtype=torch.int64)
-        if len(ids) == 0:
-            return ()
         ids = ids[torch.argsort(sizes[ids], descending=True, stable=True)]
-        at_once = max(1, self.budget // (MODELS_PER_CHUNK * algorithm.task.size))
-        return torch.split(ids, at_once * times)
+        cost = MODELS_PER_CHUNK * algorithm.task.size
+        return [ids[group] for group in pack([cost] * len(ids), self.budget)]
 
     def _part(self, part: str) -> Rows:
         federation = self._inner() if part in ("kept", "held") else self.federation
@@ -341,7 +360,7 @@ class Simulator(LocalEngine):
     def digest(self) -> str:
         words = [self.federation.loss, *self.federation.names]
         if self.federation.train.transform is not None:
-            words.append(identity(self.federation.train.transform))
+            words.append(function_identity(self.federation.train.transform))
         digest = hashlib.blake2b("\0".join(words).encode(), digest_size=8)
         for part in (self.federation.train, self.federation.test):
             for tensor in (*sampled(part.inputs), part.y, part.offsets):
@@ -357,14 +376,20 @@ def place(values: Tensors, replies: Tensors, positions: Tensor, clients: int) ->
         values[name].index_copy_(0, positions, value)
 
 
+def add(values: Tensors, replies: Tensors) -> None:
+    """Add the replies of some clients to the sum over all."""
+    for name, value in summed(replies).items():
+        values[name] = values[name] + value if name in values else value
+
+
 def _has_large_layers(task: Task) -> bool:
-    """Whether a model has convolutions or recurrent layers, which keep a core busy."""
+    """Return whether a model has convolutions or recurrent layers, which keep a core busy."""
     kinds = nn.modules.conv._ConvNd | nn.RNNBase
     return any(isinstance(layer, kinds) for layer in task.module.modules())
 
 
 def gains_from_threads(task: Task) -> bool:
-    """Whether the operations of a model are large enough to be shared by threads.
+    """Return whether the operations of a model are large enough to be shared by threads.
 
     Threads that share small products wait for each other, above all on a busy machine.
     """
@@ -418,7 +443,7 @@ def undefined_clients(task: Task, federation: Federation) -> list[str]:
 
 
 def _vmap_problem(task: Task, federation: Federation) -> str:
-    """Why clients of this model cannot be run together, found by a step of two; empty: they can.
+    """Return the reason why clients of this model cannot be run together; empty: they can.
 
     An operator without a batching rule fails, or warns that it will be slow.
     """

@@ -1,4 +1,4 @@
-"""What processes of torch.distributed send each other: a header of JSON and raw tensors.
+"""Parcels between processes of torch.distributed: a header of JSON and raw tensors.
 
 Nothing is pickled. A parcel is two messages (two lengths; then the header with all small tensors)
 and one more for each large tensor, which is sent from where it is.
@@ -39,13 +39,13 @@ class DisconnectedError(Exception):
 
 
 class Parcel(NamedTuple):
-    """What is sent at once."""
+    """Values that are sent at once."""
 
     header: Table  # anything that JSON can hold
     tensors: Tensors
 
 
-def send(parcel: Parcel, rank: int) -> None:
+def send_parcel(parcel: Parcel, rank: int) -> None:
     """Send a parcel to a process."""
     _give(parcel, _guarded(lambda data: dist.send(data, rank), rank))
 

@@ -8,23 +8,24 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Group, Outcome, Replies
-from commonweal.algorithms.averaging import Averaging
-from commonweal.algorithms.private import Private
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, RunError
+from commonweal.base.randomness import Streams
 from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
 from commonweal.data.population import Population
-from commonweal.data.rows import Rows
 from commonweal.flower.arrays import Layout
 from commonweal.flower.messages import to_arrays, values_of
 from commonweal.flower.private import released
 from commonweal.flower.reports import Report, column
+from commonweal.protocols.algorithm import Group, Outcome, Replies
+from commonweal.protocols.averaging import Averaging
+from commonweal.protocols.private import Private
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
+from commonweal.task.vectorize import vmap_clients
+from commonweal.training.ask import Samples
 from commonweal.training.client_state import NO_STATE
-from commonweal.training.vectorize import vmap_clients
 
 RISE = 1.5  # of the mean loss in a round, which a common descent should not have
 DOMINANT = 0.8  # of the weight on one client: the others hardly count
@@ -41,7 +42,7 @@ class Aggregation:
         self.algorithm = algorithm
         self.private = algorithm if isinstance(algorithm, Private) else None
         if algorithm.init_client(0).channels:
-            channels = [catalog.describe(channel)["name"] for channel in algorithm.channels]
+            channels = [catalog.named_part(channel)["name"] for channel in algorithm.channels]
             raise ConfigError(
                 f"a channel of {channels} keeps a memory at the client, which FairStrategy cannot "
                 "give it: run a Commonweal experiment on Flower instead"
@@ -119,11 +120,9 @@ class Aggregation:
     def _encoded(self, reports: Sequence[Report], values: Tensors) -> Tensors:
         """Do what channels do at the client, where the client is not ours."""
         seed, round = self.algorithm.seed, int(self.state["round"])
-        streams = []
-        for report in reports:
-            who = report.client % (1 << 64)
-            streams.append(randomness.stream(seed, round, who, randomness.TRAIN))
-        nothing = Rows(torch.empty(0), torch.empty(0), torch.zeros(1, dtype=torch.int64))
+        keys = [report.client % (1 << 64) for report in reports]
+        streams = Streams(seed, round, keys, randomness.TRAIN)
+        nothing = Samples(lambda role: None)  # they stay with the clients
         group = Group(torch.arange(len(reports)), nothing, NO_STATE, streams, vmap_clients)
         return self.algorithm.encode(values, {}, group)[0]
 

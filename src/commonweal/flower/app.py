@@ -6,27 +6,26 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import platformdirs
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from commonweal.algorithms.algorithm import Algorithm
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
-from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.tables.preprocessing import Preprocessing
+from commonweal.flower.app_folder import check_experiment
 from commonweal.flower.engine import FlowerEngine
-from commonweal.flower.export import check_experiment
 from commonweal.flower.messages import settings_of, to_record, to_tensors
 from commonweal.flower.node import (
+    Finish,
     Node,
     Parts,
     RequestKey,
     Schema,
-    parsed,
+    folder_of,
     parts_of,
     schema_of,
     to_settings,
@@ -34,8 +33,9 @@ from commonweal.flower.node import (
 from commonweal.flower.own_table import OwnTable
 from commonweal.jobs import job as jobs
 from commonweal.jobs import rounds
+from commonweal.protocols.algorithm import Algorithm
 from commonweal.record.record import Record
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 Config = Mapping[str, str | int | float | bool]  # of a node, or of a run
 STATES = "state-dir"  # where a node keeps its client's states
@@ -87,14 +87,14 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
 
     def opened(context: Context) -> Node:
         if context.node_id not in nodes:
-            config = {**context.run_config, **context.node_config}
-            nodes[context.node_id] = open_node(experiment, config)
+            # Not the run's configuration: its submitter must not choose files on this machine.
+            nodes[context.node_id] = open_node(experiment, context.node_config)
         return nodes[context.node_id]
 
     def received(message: Message, context: Context) -> tuple[Node, Schema, RequestKey]:
         node = opened(context)
         records = message.content.config_records
-        key = parsed(RequestKey, records["request"])
+        key = RequestKey.read(records.get("request"))
         return node, node.setting(key.run, records.get("setting")), key
 
     @app.query()
@@ -102,8 +102,9 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
         node = opened(context)
         settings = settings_of(message.content)
         reply = RecordDict()
-        if settings["purpose"] == "finish":
-            node.finish(str(settings["run"]), bool(settings["keep"]))
+        if settings.get("purpose") == "finish":
+            over = Finish.read(settings)
+            node.finish(over.run, over.keep)
         else:
             reply["schema"] = ConfigRecord(to_settings(node.schema))
         return Message(reply, reply_to=message)
@@ -138,7 +139,7 @@ def open_node(experiment: Experiment | str | Path, config: Config) -> Node:
     def build(schema: Schema) -> Algorithm:
         return jobs.build_algorithm(given, _task(given, schema), schema.population)
 
-    return Node(schema, parts, build, given.seed, states / quote(schema.name, safe=""))
+    return Node(schema, parts, build, given.seed, folder_of(states, schema.name))
 
 
 Opened = tuple[Schema, Callable[[str], Parts]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.errors import DataError
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 # What a module calls the statistics of its normalisation layers: averaged, never trained.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

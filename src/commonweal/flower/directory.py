@@ -26,7 +26,7 @@ class Known:
 
 @dataclass
 class NodeKeys:
-    """Which node's key a client's name belongs to: that of the first node that gave the name."""
+    """The key of each client's node: that of the first node that gave the client's name."""
 
     bound: dict[str, str] = field(default_factory=dict)  # fingerprints by name
 
@@ -144,7 +144,7 @@ class Directory:
 
     @property
     def lost(self) -> bool:
-        """Whether none of the clients of the run that is resumed is there again."""
+        """True if none of the clients of the run that is resumed is there again."""
         names = {known.name for known in self.known.values()}
         before = {known.name for known in self.remembered.values()}
         return bool(before) and not names & before

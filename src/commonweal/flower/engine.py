@@ -11,17 +11,24 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from commonweal.algorithms.algorithm import Algorithm, Replies, Request
 from commonweal.base.errors import DataError, RunError
-from commonweal.base.tensors import State, Tensors, concatenate, select
-from commonweal.data.preprocessing import Preprocessing
+from commonweal.base.tensors import State, Tensors, concatenate, select, summed
+from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.engines.engine import Engine
 from commonweal.flower import messages
 from commonweal.flower.directory import NodeKeys
 from commonweal.flower.messages import Answers, logger, to_record, to_tensors
-from commonweal.flower.node import RequestKey, Schema, agreed, fits, joined, to_settings
+from commonweal.flower.node import (
+    RequestKey,
+    Schema,
+    agreed,
+    fitted_schema,
+    joined_schema,
+    to_settings,
+)
 from commonweal.flower.replies import check_reply, evaluated, gathered, unusual
 from commonweal.flower.reports import Problem, listed
+from commonweal.protocols.algorithm import Algorithm, Replies, Request
 from commonweal.record.client_states import StateStore
 from commonweal.record.facts import RunFacts
 from commonweal.training.evaluation import Evaluation
@@ -72,8 +79,8 @@ class FlowerEngine(Engine, StateStore):
         self._meet(nodes, wait)
         known = sorted(self.clients.values(), key=lambda schema: (schema.position, schema.name))
         self._preprocessing = preprocessing or agreed(known)
-        self.clients = {schema.name: fits(schema, self._preprocessing) for schema in known}
-        self.population, self.schema = joined(list(self.clients.values()))
+        self.clients = {schema.name: fitted_schema(schema, self._preprocessing) for schema in known}
+        self.population, self.schema = joined_schema(list(self.clients.values()))
         table = "" if self.preprocessing is None else json.dumps(self.preprocessing.values())
         self._setting = replace(self.schema, name="", samples=1, group="", table=table)
 
@@ -159,8 +166,10 @@ class FlowerEngine(Engine, StateStore):
         if other is not None and other in set(self.grid.get_node_ids()):
             raise DataError(f"its client {schema.name!r} is already at node {other}")
         if self._setting is not None:
-            schema = fits(schema, self._preprocessing)
-            joined([next(iter(self.clients.values())), schema])  # raises where data do not fit
+            schema = fitted_schema(schema, self._preprocessing)
+            joined_schema(
+                [next(iter(self.clients.values())), schema]
+            )  # raises where data do not fit
         before = self.clients.get(schema.name)
         if before is not None and before.samples != schema.samples:
             raise DataError(
@@ -239,7 +248,7 @@ class FlowerEngine(Engine, StateStore):
         if len(self.clients) == before:
             return
         outputs = self.population.outputs
-        self.population, _ = joined(list(self.clients.values()))
+        self.population, _ = joined_schema(list(self.clients.values()))
         if self.population.outputs > outputs:
             raise RunError(
                 f"a client that joined late has {self.population.outputs} classes, but the model "
@@ -266,6 +275,8 @@ class FlowerEngine(Engine, StateStore):
             del arrived[client]
             failed[client] = reason
         values = concatenate(list(arrived.values())) if arrived else {}
+        if request.summed:
+            values = summed(values)
         return Replies(torch.tensor(list(arrived), dtype=torch.int64), values, failed)
 
     def _checked(self, name: str, content: RecordDict) -> Tensors:

@@ -1,39 +1,44 @@
 """A client on a machine of its own: its samples, its dataset schema, and its state on disk."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
+from urllib.parse import quote
 
 import pydantic
 import torch
 
 import commonweal
-from commonweal.algorithms.algorithm import Algorithm, Group, Request, first_state
 from commonweal.base import randomness, typed
 from commonweal.base.errors import DataError
-from commonweal.base.files import write_file
+from commonweal.base.files import digest, write_file
+from commonweal.base.randomness import Streams
 from commonweal.base.tensors import Tensors
-from commonweal.clients.local_model import hold_out
+from commonweal.clients.local_model import with_own_validation
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.rows import Rows
-from commonweal.engines.engine import sample_parts
+from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.flower.messages import Settings
 from commonweal.flower.own_table import TableSchema, check_table, merged
+from commonweal.protocols.algorithm import Algorithm, Group, Request, first_state
 from commonweal.record.client_states import StateFiles
+from commonweal.task.vectorize import single
+from commonweal.training.ask import Samples
 from commonweal.training.client_state import stack_states
 from commonweal.training.evaluation import evaluate, evaluate_models
-from commonweal.training.uses import Uses
-from commonweal.training.vectorize import single
 
 Value = TypeVar("Value")
 VERSION = ".".join(commonweal.__version__.split(".")[:2])
 STEPS = 1000  # more than a round has requests
 CLIENT = 0  # the number of a node's only client
+RUN = r"[0-9a-f]{16}"  # keys of runs: they name folders on the nodes
+LONGEST_NAME = 150  # bytes of a client's name as that of a folder
+NO_SCHEMA = "it does not describe its data as Commonweal does"
 
 
 def to_settings(value: object) -> Settings:
@@ -44,8 +49,16 @@ def to_settings(value: object) -> Settings:
     return settings
 
 
-def parsed(kind: type[Value], settings: Mapping[str, object] | str) -> Value:
-    """Invert `to_settings`, or read JSON. Raises DataError where a node sent something else."""
+def parsed(
+    kind: type[Value], settings: Mapping[str, object] | str, problem: str = NO_SCHEMA
+) -> Value:
+    """Invert `to_settings`, or read JSON. Raises DataError where the other side sent another thing.
+
+    Args:
+        kind: A dataclass.
+        settings: What was sent.
+        problem: The beginning of the error.
+    """
     adapter: pydantic.TypeAdapter[Value] = typed.adapter(kind)
     try:
         if isinstance(settings, str):
@@ -54,12 +67,12 @@ def parsed(kind: type[Value], settings: Mapping[str, object] | str) -> Value:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         what = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else first["msg"]
-        raise DataError(f"it does not describe its data as Commonweal does ({what})") from None
+        raise DataError(f"{problem} ({what})") from None
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a client says about its dataset, once; or what is the same for all clients of a run."""
+    """A client's description of its dataset, or the one that all clients of a run share."""
 
     name: str
     samples: int  # for training
@@ -92,10 +105,8 @@ class Schema:
 
     @property
     def population(self) -> Population:
-        """What this client knows of the population: itself, and the outputs of the model."""
-        return Population(
-            (self.name,), torch.tensor([self.samples]), self.shape, self.outputs, self.loss
-        )
+        """The population as this client knows it: itself, and the outputs of the model."""
+        return Population((self.name,), torch.tensor([self.samples]), self.shape, self.outputs)
 
 
 def schema_of(federation: Federation, number: int) -> Schema:
@@ -115,7 +126,7 @@ def schema_of(federation: Federation, number: int) -> Schema:
 
 
 def agreed(clients: Sequence[Schema]) -> Preprocessing | None:
-    """How clients with own files prepare them; None where they have none."""
+    """The preprocessing that clients with own files share; None where they have none."""
     tables = {}
     for client in clients:
         if client.table:
@@ -129,7 +140,7 @@ def agreed(clients: Sequence[Schema]) -> Preprocessing | None:
     return merged(tables) if tables else None
 
 
-def fits(client: Schema, common: Preprocessing | None) -> Schema:
+def fitted_schema(client: Schema, common: Preprocessing | None) -> Schema:
     """A client with what follows from a preprocessing. Raises DataError where it does not fit."""
     if common is None or not client.table:
         return client
@@ -139,10 +150,10 @@ def fits(client: Schema, common: Preprocessing | None) -> Schema:
     if outputs:
         return replace(client, outputs=outputs, loss="cross-entropy", score="accuracy")
     target = (common.target["mean"], common.target["deviation"]) if common.target else ()
-    return replace(client, outputs=1, loss="squared", score="r2", target=target)
+    return replace(client, outputs=1, loss="squared", score="r2-pooled", target=target)
 
 
-def joined(clients: Sequence[Schema]) -> tuple[Population, Schema]:
+def joined_schema(clients: Sequence[Schema]) -> tuple[Population, Schema]:
     """The population of these clients, and what is common to their data. Outputs: the most."""
     first = clients[0]
     outputs = max(client.outputs for client in clients)
@@ -159,7 +170,6 @@ def joined(clients: Sequence[Schema]) -> tuple[Population, Schema]:
         sizes=torch.tensor([client.samples for client in clients]),
         shape=first.shape,
         outputs=outputs,
-        loss=first.loss,
         groups=groups if all(groups) else None,
     )
     return population, replace(first, outputs=outputs, target=_target(clients))
@@ -177,15 +187,23 @@ def _target(clients: Sequence[Schema]) -> tuple[float, ...]:
     return mean.item(), variance.sqrt().item()
 
 
+Number = Annotated[int, pydantic.Field(ge=0)]
+
+
 @dataclass(frozen=True)
 class RequestKey:
-    """Which request of which run this is: states are kept by it."""
+    """The run and the number of a request: states are kept by it."""
 
     run: str  # distinguishes runs
-    round: int
-    step: int  # of the round's requests
-    saved: int  # the round of the server's last checkpoint: a resumed run continues there
+    round: Number
+    step: Number  # of the round's requests
+    saved: Number  # the round of the server's last checkpoint: a resumed run continues there
     purpose: str  # of a request, or the part of the samples that is evaluated
+
+    @classmethod
+    def read(cls, record: Mapping[str, object] | None) -> "RequestKey":
+        """Read the key of a request that arrived. Raises DataError where it is none."""
+        return parsed(cls, record or {}, "the server sent no request of Commonweal")
 
     @property
     def version(self) -> int:
@@ -193,12 +211,36 @@ class RequestKey:
         return self.round * STEPS + self.step
 
 
+@dataclass(frozen=True)
+class Finish:
+    """The server's message that a run is over."""
+
+    run: str
+    keep: pydantic.StrictBool
+
+    @classmethod
+    def read(cls, record: Mapping[str, object]) -> "Finish":
+        """Read a message that arrived. Raises DataError where it is another one."""
+        sent = {"run": record.get("run"), "keep": record.get("keep")}
+        return parsed(cls, sent, "the server did not say which run is over")
+
+
+def folder_of(states: Path, client: str) -> Path:
+    """The folder of a client within that of all states on a machine. Names may be any text."""
+    name = quote(client, safe="")
+    if not name.strip("."):  # "..", which means another folder; "" has none of its own
+        name = name.replace(".", "%2E") or "%"
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}~{digest(client.encode())}"
+    return states / name
+
+
 Parts = dict[str, Rows]  # a client's samples by what they are for
 
 
 def parts_of(federation: Federation, number: int, seed: int) -> Parts:
     """The samples of a client of a federation; parts that do not exist are left out."""
-    inner = hold_out(federation, seed)
+    inner = with_own_validation(federation, seed)
     parts = {
         "train": federation.train,
         "test": federation.test,
@@ -228,9 +270,20 @@ class Node:
     seed: int
     folder: Path
 
+    def run_folder(self, run: str) -> Path:
+        """The folder of a run. Raises DataError for a path that is none: servers send the key."""
+        path = self.folder / run
+        is_key = re.fullmatch(RUN, run) is not None
+        if not is_key or path.is_symlink() or path.resolve() != self.folder.resolve() / run:
+            raise DataError(
+                f"the server named {run[:80]!r} as a run: a run is 16 of the digits 0-9 and a-f, "
+                "and no link; nothing was read, written or deleted"
+            )
+        return path
+
     def setting(self, run: str, record: Mapping[str, object] | None) -> Schema:
-        """What is the same for all clients of a run: a node gets it once, and keeps it."""
-        path = self.folder / run / "setting.json"
+        """The settings that all clients of a run share: a node gets them once, and keeps them."""
+        path = self.run_folder(run) / "setting.json"
         if record is not None:
             setting = Schema.read(record)
             write_file(path, json.dumps(to_settings(setting)).encode())
@@ -247,21 +300,18 @@ class Node:
         """Answer a request from the client's own samples; its state stays here."""
         algorithm = self.algorithm(setting)
         own = self.parts(setting.table)
-        samples = sample_parts(algorithm, "validation" in own)
         client = randomness.key(self.schema.name)
-        files = StateFiles(self.folder / key.run)
+        files = StateFiles(self.run_folder(key.run))
         state = files.newest(CLIENT, key.version) or first_state(algorithm, self.seed, client)
         states = stack_states([state])
         purpose = randomness.purpose(key.purpose)
-        stream = randomness.stream(self.seed, key.round, client, purpose)
         group = Group(
             ids=torch.tensor([CLIENT]),
+            samples=Samples.of(**own),
             states=states,
-            streams=[stream],
+            streams=Streams(self.seed, key.round, [client], purpose),
             vectorize=single,
             each=each,
-            at_once=None,
-            **{name: own[part] for name, part in samples.items()},
         )
         request = Request(group.ids, message, key.purpose, each)
         replies, after = algorithm.answer(request, group)
@@ -285,9 +335,9 @@ class Node:
         if not algorithm.personalizes:
             return values
         own = shared
-        state = StateFiles(self.folder / key.run).newest(CLIENT, (key.round + 1) * STEPS)
+        state = StateFiles(self.run_folder(key.run)).newest(CLIENT, (key.round + 1) * STEPS)
         if state is not None and len(rows.y):
-            uses = Uses(*(value[None] for value in algorithm.uses(message, state)))
+            uses = algorithm.uses(message, state).map(lambda value: value[None])
             own = evaluate_models(task, uses, rows, torch.tensor([0]), single)
         values["own_loss"] = own.losses
         return values | {f"own_score/{name}": value for name, value in own.scores.items()}
@@ -299,7 +349,8 @@ class Node:
             run: The run's key.
             keep: Keep the last state, which holds the client's personal model.
         """
+        folder = self.run_folder(run)
         if keep:
-            StateFiles(self.folder / run).prune(CLIENT)
-        elif run:
-            shutil.rmtree(self.folder / run, ignore_errors=True)
+            StateFiles(folder).prune(CLIENT)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

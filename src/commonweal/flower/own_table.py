@@ -17,13 +17,13 @@ import torch
 
 from commonweal.base.errors import DataError
 from commonweal.data.federation import Features, Federation
-from commonweal.data.plain_table import Column
-from commonweal.data.preprocessing import Preprocessing, Summary, fit_sums, fit_text
 from commonweal.data.split import Split, quota, split_rows
-from commonweal.datasets.table import CLASSES, Labels, open_table, read_labels
-from commonweal.tables.columns import Roles, Table, names_in
-from commonweal.tables.files import read_batches, separator_in
-from commonweal.tables.fit import make_features
+from commonweal.data.tables.columns import Roles, Table, names_in
+from commonweal.data.tables.files import read_batches, separator_in
+from commonweal.data.tables.fit import make_features
+from commonweal.data.tables.plain_table import PlainColumn
+from commonweal.data.tables.preprocessing import Preprocessing, Summary, fit_sums, fit_text
+from commonweal.datasets.table import CLASSES, TableLabels, open_table, read_labels
 
 SENT = 1000  # categories of a column, the most frequent ones
 KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "words"}
@@ -31,22 +31,22 @@ KINDS = {"number": "numbers", "boolean": "yes or no", "date": "dates", "text": "
 
 @dataclass(frozen=True)
 class ColumnSchema:
-    """What a client says about a column: sums of its numbers, or counts of its categories."""
+    """A client's description of a column: sums of its numbers, or counts of its categories."""
 
-    column: Column
+    column: PlainColumn
     sums: Summary | None = None
     categories: dict[str, int] = field(default_factory=dict)
     gaps: int = 0  # of a column of categories
 
     @property
     def empty(self) -> bool:
-        """Whether no training row has a value in it."""
+        """True if no training row has a value in it."""
         return self.column.becomes == "text" and not self.categories
 
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What a client says about its table, once."""
+    """A client's description of its table, given once."""
 
     columns: dict[str, ColumnSchema]
     label: ColumnSchema  # without the counts of its categories
@@ -107,7 +107,7 @@ class OwnTable:
         return rows
 
     @cached_property
-    def labels(self) -> Labels:
+    def labels(self) -> TableLabels:
         """Labels and classes as this file alone would have them."""
         return read_labels(self.contents, self.options["task"], self.rows)
 
@@ -119,7 +119,7 @@ class OwnTable:
         return split_rows(owner, self.labels.y, test, seed, [self.name]).within(self.rows)
 
     def training_rows(self, validation: float) -> int:
-        """How many rows the client trains on, once a share of them is held out for validation."""
+        """The number of rows the client trains on, without the share that is for validation."""
         sizes = np.array([len(self.split.train.rows)])
         return int((sizes - quota(sizes, validation))[0])
 
@@ -251,19 +251,19 @@ def check_table(common: Preprocessing, given: TableSchema) -> None:
         )
 
 
-def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSchema) -> Column:
+def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSchema) -> PlainColumn:
     for client, schema in by_client.items():
         if schema.column.becomes == "nothing":
             why = f"at {client!r} {schema.column.why}"
-            return Column(name, "nothing", why, is_id=schema.column.is_id)
+            return PlainColumn(name, "nothing", why, is_id=schema.column.is_id)
     filled = {client: schema.column for client, schema in by_client.items() if not schema.empty}
     if not filled:
-        return Column(name, "nothing", why="no training row has a value")
+        return PlainColumn(name, "nothing", why="no training row has a value")
     _check_same(name, {client: column.becomes for client, column in filled.items()})
     orders = {client: column.order for client, column in filled.items()}
     _check_same(name, orders, "write dates as 2026-11-16")
     first = next(iter(filled.values()))
-    column = Column(
+    column = PlainColumn(
         name,
         first.becomes,
         decimal=first.decimal,
@@ -289,7 +289,7 @@ def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSche
     return fit_sums(column, whole, middle, options.scale)
 
 
-def _unit(name: str, by_client: Mapping[str, Column]) -> str:
+def _unit(name: str, by_client: Mapping[str, PlainColumn]) -> str:
     """The unit of a column's numbers, which some clients may leave out."""
     units = {client: column.unit for client, column in by_client.items() if column.unit}
     _check_same(name, units, "use one unit")

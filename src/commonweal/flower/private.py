@@ -14,7 +14,6 @@ from flwr.app import Context, Message
 from flwr.serverapp import strategy
 from torch import Tensor
 
-from commonweal.algorithms.private import Private
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.tensors import State, Tensors
@@ -24,14 +23,15 @@ from commonweal.flower import messages
 from commonweal.flower.arrays import Layout
 from commonweal.flower.mods import LOSS_KEY, Call, Mod, add_metrics
 from commonweal.flower.reports import Report, column
-from commonweal.privacy.entropy import coins, source
-from commonweal.privacy.release import contribute
-from commonweal.privacy.weighing import CLIP, PUBLIC, weigh
+from commonweal.protocols.privacy.entropy import coins, source
+from commonweal.protocols.privacy.release import contribute
+from commonweal.protocols.privacy.weighing import CLIP, PUBLIC, weigh
+from commonweal.protocols.private import Private
+from commonweal.protocols.samplers.poisson import Poisson
+from commonweal.protocols.servers.server import ServerOptimizer
 from commonweal.rules.fedavg import FedAvg
 from commonweal.rules.rule import Rule
 from commonweal.rules.uniform import Uniform
-from commonweal.samplers.poisson import Poisson
-from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
 FORM = "private-form"  # settings of a message, metrics of a reply, and a record of a client's state
@@ -47,7 +47,7 @@ WRAPPERS = tuple(vars(strategy)[n] for n in vars(strategy) if n.startswith("Diff
 
 @dataclass(frozen=True)
 class PrivateRounds:
-    """What makes the rounds of a strategy private.
+    """The settings that make the rounds of a strategy private.
 
     Attributes:
         clients: K, the number of all clients: a public number, whoever is connected.
@@ -109,9 +109,9 @@ def draw_nodes(algorithm: Private, nodes: Sequence[int], round: int) -> list[int
 
 
 def mod_settings(algorithm: Private, state: State) -> messages.Settings:
-    """What the mod needs: the form of the rule, and the public numbers of the round."""
+    """Return the settings of the mod: the form of the rule, and the round's public numbers."""
     form = {
-        "rule": catalog.describe(algorithm.rule),
+        "rule": catalog.named_part(algorithm.rule),
         "cap": algorithm.cap,
         "bound": algorithm.bound,
         "adapts": algorithm.quantile != "none",
@@ -138,7 +138,7 @@ def read_weighed(
 def released(
     algorithm: Private, state: State, updates: Tensor, reports: Sequence[Report]
 ) -> Tensors:
-    """What clients sent, bounded once more, as they may run another program.
+    """Return the replies, bounded once more, as clients may run another program.
 
     The updates (S, d) are weighted by the clients already.
     """
@@ -160,7 +160,7 @@ def check_wrapper(caller: object, rule: Rule, private: bool) -> str:
     name = type(caller).__name__
     if private or not isinstance(rule, FedAvg | Uniform):
         raise ConfigError(
-            f"{name} around FairStrategy({catalog.describe(rule).name!r}): its noise is made for "
+            f"{name} around FairStrategy({catalog.named_part(rule).name!r}): its noise is made for "
             "equal weights, and losses are sent without noise, so that the privacy that it reports "
             'does not hold; use FairStrategy("uniform"), or FairStrategy(..., private=...) without '
             "the wrapper"

@@ -68,7 +68,7 @@ class Recorder:
             )
         last, saved = self.store.open(experiment, facts, self.resume, plans_rounds)
         if last:
-            self.store.remove_model()
+            self.store.remove_results(last)
         return last, saved
 
     def write(

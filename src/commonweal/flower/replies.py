@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Algorithm, Replies
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base.errors import DataError
 from commonweal.base.tensors import Tensors
+from commonweal.protocols.algorithm import Algorithm, Replies
+from commonweal.protocols.averaging import Averaging
 from commonweal.training.evaluation import Evaluation
 
 

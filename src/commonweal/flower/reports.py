@@ -1,4 +1,4 @@
-"""What nodes report: sizes, losses and scores under the names that an app gives them."""
+"""Reports of nodes: sizes, losses and scores under the names that an app gives them."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from commonweal.base.errors import DataError, RunError
 from commonweal.rules.rule import Need
-from commonweal.training import scores
+from commonweal.task import scores
 
 SHOWN = 5  # clients or nodes that a message names
 PREFIXES = ("", "eval-", "evaluate-", "val-", "valid-", "validation-", "test-")
@@ -24,20 +24,20 @@ Numbers = list[int] | list[float]
 
 
 class Problem(NamedTuple):
-    """Why a node's reply cannot be used."""
+    """The reason why a node's reply cannot be used."""
 
     kind: Literal["silent", "unavailable", "app", "name", "metrics", "arrays", "schema", "rule"]
     text: str
 
     @property
     def passing(self) -> bool:
-        """Whether the node may answer the next time without a change."""
+        """True if the node may answer the next time without a change."""
         return self.kind in ("silent", "unavailable")
 
 
 @dataclass
 class Report:
-    """What one node replied to a request for training."""
+    """A node's reply to a request for training."""
 
     node: int
     client: int  # the id by which rules know it
@@ -53,7 +53,7 @@ class Report:
 
 @dataclass
 class Evaluated:
-    """What one node reported of the global model."""
+    """A node's report on the global model."""
 
     size: float = 0.0
     loss: float | None = None
@@ -116,11 +116,13 @@ def _key(name: str) -> str:
     return name.replace("_", "-").lower()
 
 
-def score_name(key: str | None, higher_is_better: bool) -> str:
+def recorded_score(key: str | None, higher_is_better: bool) -> str:
     """The name by which a score is recorded: one of Commonweal's, or the app's own.
 
-    >>> score_name("eval_acc", True), score_name("test_f1_macro", True), score_name("mae", False)
-    ('accuracy', 'higher:test_f1_macro', 'mae')
+    >>> recorded_score("eval_acc", True), recorded_score("mae", False)
+    ('accuracy', 'mae')
+    >>> recorded_score("test_f1_macro", True)
+    'higher:test_f1_macro'
     """
     if key is None or "acc" in key.lower():
         return "accuracy"
@@ -146,7 +148,7 @@ class ReplyReader:
     @property
     def score(self) -> str:
         """The name by which scores are recorded."""
-        return score_name(self.score_key, self.higher_is_better)
+        return recorded_score(self.score_key, self.higher_is_better)
 
     def fill(
         self,
@@ -211,7 +213,7 @@ class ReplyReader:
 
     def to_fractions(self, evaluated: Collection[Evaluated]) -> None:
         """Turn scores into fractions, where an app reports them in per cent."""
-        if scores.find(self.score).in_per_cent and (column(evaluated, "score") > 1).any():
+        if scores.find_score(self.score).in_per_cent and (column(evaluated, "score") > 1).any():
             self.per_cent = True
         for result in evaluated if self.per_cent else ():
             result.score /= 100

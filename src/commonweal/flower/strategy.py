@@ -1,5 +1,6 @@
 """`FairStrategy`: a Commonweal rule in the place of Flower's FedAvg."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,11 +14,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 import commonweal
-from commonweal.algorithms.algorithm import Outcome
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
-from commonweal.channels.channel import Channel
+from commonweal.base.shares import product
 from commonweal.config import catalog
 from commonweal.config.experiment import to_toml
 from commonweal.flower import messages, reports
@@ -30,10 +29,13 @@ from commonweal.flower.mods import LOSS_KEY, NAME_KEY
 from commonweal.flower.private import PrivateRounds, check_wrapper
 from commonweal.flower.recording import RECORDS, Recorder
 from commonweal.flower.reports import Evaluated, Losses, Problem, ReplyReader, Report, column
+from commonweal.protocols.algorithm import Outcome
+from commonweal.protocols.averaging import Averaging
+from commonweal.protocols.channels.channel import Channel
+from commonweal.protocols.servers.server import ServerOptimizer
 from commonweal.record.facts import RunFacts
-from commonweal.record.rounds import RoundRecord, decided
+from commonweal.record.rounds import RoundRecord, outcome_fields
 from commonweal.rules.rule import Rule
-from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
 LOST_ROUNDS = 5  # in a row in which every update is not finite: training has diverged
@@ -176,8 +178,9 @@ class FairStrategy(Strategy):
             )
         w = torch.zeros(1)
         if self.server.output(w, self.server.init(w)) is not w:
+            name = catalog.named_part(self.server)["name"]
             raise ConfigError(
-                f"server = {catalog.describe(self.server)['name']!r} publishes another model than "
+                f"server = {name!r} publishes another model than "
                 "the one that it trains, but Flower's loop has one model: choose another server "
                 "optimizer, or run a Commonweal experiment on Flower"
             )
@@ -220,10 +223,10 @@ class FairStrategy(Strategy):
     def summary(self) -> None:
         """Log the strategy's parts and where its record is written."""
         self._check_wrapper()
-        logger.info("\t├──> rule: %s", catalog.describe(self.rule))
-        logger.info("\t├──> server: %s", catalog.describe(self.server))
+        logger.info("\t├──> rule: %s", catalog.named_part(self.rule))
+        logger.info("\t├──> server: %s", catalog.named_part(self.server))
         for channel in self.channels:
-            logger.info("\t├──> channel: %s", catalog.describe(channel))
+            logger.info("\t├──> channel: %s", catalog.named_part(channel))
         store = self._recorder.store
         logger.info("\t└──> record: %s", "not written" if store is None else store.folder)
 
@@ -352,9 +355,9 @@ class FairStrategy(Strategy):
                 "rounds": self._rounds,
                 "seed": self.seed,
                 "engine": "flower",
-                "rule": catalog.describe(self.rule),
-                "server": catalog.describe(self.server),
-                "channels": [catalog.describe(channel) for channel in self.channels],
+                "rule": catalog.named_part(self.rule),
+                "server": catalog.named_part(self.server),
+                "channels": [catalog.named_part(channel) for channel in self.channels],
                 "algorithm": {"name": "private" if self.private else "averaging", **algorithm},
             }
         )
@@ -421,7 +424,7 @@ class FairStrategy(Strategy):
         return self._arrays, self.train_metrics_aggr_fn(used, self.weighted_by_key)
 
     def _answers(self, replies: Iterable[Message]) -> Answers:
-        """Whose replies came. A subclass may have asked other nodes than `_messages` did."""
+        """Return replies by node. A subclass may have asked other nodes than `_messages` did."""
         answers = Answers(self._sent, replies, f"within {self._patience:g} s")
         self._sent = []
         asked = answers.nodes
@@ -492,7 +495,7 @@ class FairStrategy(Strategy):
             bytes=traffic,
             fallback="fedavg" if fallback else "",
             public=self._opened().algorithm.public_numbers(outcome.state),
-            **decided(outcome, {report.client: report.name for report in asked}),
+            **outcome_fields(outcome, {report.client: report.name for report in asked}),
         )
 
     def _check_diverged(self, number: int, outcome: Outcome) -> None:
@@ -506,7 +509,7 @@ class FairStrategy(Strategy):
             )
 
     def _lacks_losses(self, usable: Sequence[Report], answers: Answers) -> bool:
-        """Whether the rule needs losses and none is known. Raises RunError if that stays so."""
+        """Return whether the rule needs losses and none is known. Raises RunError if that stays."""
         if self.private is not None or "loss" not in self.rule.needs or not usable:
             return False
         if any(report.loss is not None for report in usable):
@@ -519,7 +522,7 @@ class FairStrategy(Strategy):
 
     def _no_losses(self, what: str, answers: Answers) -> NoReturn:
         raise RunError(
-            f"the rule {catalog.describe(self.rule)['name']!r} decides by the clients' losses of "
+            f"the rule {catalog.named_part(self.rule)['name']!r} decides by the clients' losses of "
             f"the received model, but {what} (they reported {answers.metrics or 'nothing'}). Add "
             "the loss in the ClientApp, @app.train(mods=[loss_before_training(my_loss)]) with "
             "commonweal.flower.loss_before_training, or use those of each client's last "
@@ -530,7 +533,7 @@ class FairStrategy(Strategy):
     def _warnings(
         self, number: int, usable: Sequence[Report], fallback: bool, outcome: Outcome
     ) -> list[str]:
-        """What the record of a round says about its clients, their losses and weights."""
+        """Return a round's warnings about its clients, their losses and weights."""
         if self.private is not None:
             return []
         warnings = []
@@ -626,7 +629,7 @@ class FairStrategy(Strategy):
         if fraction == 0:
             return []
         nodes = self._wait_for_nodes(grid, max(least, self.min_available_nodes))
-        size = min(len(nodes), max(least, int(len(nodes) * fraction)))
+        size = min(len(nodes), max(least, math.floor(product(fraction, len(nodes)))))
         ordered = [node for node in self._clients.by_name if node in nodes]
         stream = randomness.stream(self.seed, server_round + self._offset, 0, purpose)
         drawn = stream.choice(len(ordered), size, replace=False)

@@ -1,6 +1,7 @@
 """Parts by name, for Python: `commonweal.rule("aaggff-s", cdf="frechet")`."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -8,16 +9,15 @@ from typing import TypeVar
 from torch import nn
 
 from commonweal.base.arguments import expect, expect_int
-from commonweal.base.errors import renamed_method
-from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import build_dataset
+from commonweal.protocols.channels.channel import Channel
+from commonweal.protocols.samplers.sampler import Sampler
+from commonweal.protocols.servers.server import ServerOptimizer
 from commonweal.record.record import Record
 from commonweal.rules.rule import Rule
-from commonweal.samplers.sampler import Sampler
-from commonweal.servers.server import ServerOptimizer
 from commonweal.training.client import Client
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def _part(kind: str, name: str, parameters: Mapping[str, object]) -> dict[str, object]:
     expect("name", name, str, f"the name of a {catalog.KINDS[kind].label}")
-    return {**catalog.parse(name), **parameters}
+    return {**catalog.parse_part(name), **parameters}
 
 
 def _built(
@@ -71,15 +71,21 @@ def model(
     shape: tuple[int, ...],
     outputs: int,
     labels: tuple[int, ...] = (),
+    rounds: int = 100,
     **parameters: object,
 ) -> nn.Module:
-    """A module by name, for rows of a shape: `model("mlp", shape=(10,), outputs=11)`."""
+    """A module by name, for rows of a shape: `model("mlp", shape=(10,), outputs=11)`.
+
+    rounds: of the run; "trees" grow in each of them, other models do not use it
+    """
     expect_int("outputs", outputs, least=1)
+    expect_int("rounds", rounds, least=1)
     for key, sizes in (("shape", shape), ("labels", labels)):
         expect(key, sizes, list | tuple, "a tuple of sizes")
         for size in sizes:
             expect_int(key, size, least=1)
     supplied = {"shape": tuple(shape), "outputs": outputs, "labels": tuple(labels)}
+    supplied["rounds"] = rounds
     return _built(nn.Module, "models", name, parameters, **supplied)
 
 
@@ -99,5 +105,5 @@ def load(path: str | Path, *changes: str) -> Experiment | Record:
     """Deprecated: use `load_run` for a folder, `load_experiment` for a TOML file."""
     expect("path", path, str | Path, "the path of a folder or of a TOML file")
     new = "load_run" if os.path.isdir(path) else "load_experiment"
-    renamed_method("commonweal.load", f"commonweal.{new}")
+    warnings.warn(f"commonweal.load is now commonweal.{new}", DeprecationWarning, stacklevel=2)
     return Record.read(path) if new == "load_run" else read(path, changes)

@@ -29,14 +29,14 @@ from commonweal.data.rows import Rows
 from commonweal.data.split import number_clients
 from commonweal.engines.engine import LocalEngine
 from commonweal.jobs.rounds import run
-from commonweal.training.task import Task
-from commonweal.training.uses import mixed_module, one_model
+from commonweal.task.task import Task
+from commonweal.task.uses import mixed_module, one_model
 
 EVERYONE = "everyone"  # the client of samples whose client is not given
 
 
 class _Federated(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share. Parameters are documented at the classes."""
+    """The common part of both estimators. Parameters are documented at the classes."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""What is computed of a run's models once, when it ends: intervals and the threshold."""
+"""Results of a run's models, computed when it ends: intervals, threshold, samples' scores."""
+
+import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -8,15 +11,18 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.data.federation import Federation
 from commonweal.data.rows import CLASSIFICATION, Rows
+from commonweal.data.tables.plain_table import column_names
 from commonweal.engines import LocalEngine
 from commonweal.jobs.job import Job
 from commonweal.record.final import Bounds, Final, Threshold
+from commonweal.record.test_scores import TestScores
+from commonweal.task.intervals import interval
+from commonweal.task.sample_scores import sample_scores
+from commonweal.task.scores import find_score
+from commonweal.task.task import Task
+from commonweal.task.vectorize import single, vmap_clients
 from commonweal.training.dense import dense_stack
 from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
-from commonweal.training.intervals import interval
-from commonweal.training.scores import find
-from commonweal.training.task import Task
-from commonweal.training.vectorize import single, vmap_clients
 
 AT_THRESHOLD = ("accuracy", "balanced-accuracy", "f1")  # scores that depend on it
 
@@ -36,8 +42,9 @@ def check_threshold(job: Job) -> None:
 
 def final(job: Job, state: State) -> Final:
     """Compute it, where all clients' samples are in this process."""
+    importance = _importance(job, state)
     if job.local is None or job.task.own_score is not None:
-        return Final()
+        return Final(importance=importance)
     federation = job.local.federation
     w = job.algorithm.model(state)
     _, stats = evaluate_rows(job.task, w, federation.test)
@@ -46,17 +53,51 @@ def final(job: Job, state: State) -> Final:
         personal=_personal(job, job.local, state) if job.algorithm.personalizes else {},
         never_predicted=_never_predicted(job, federation, w),
         threshold=_threshold(job, federation, w),
+        importance=importance,
+        weights=_weights(job, job.local, state) if job.algorithm.personalizes else {},
     )
+
+
+def _weights(job: Job, local: LocalEngine, state: State) -> dict[str, tuple[float | None, ...]]:
+    """The weights of the kinds of models that each client mixes; nothing if all are networks."""
+    message = job.algorithm.message(state)
+    columns: dict[str, np.ndarray] = {}
+    for ids, uses in local.models(job.algorithm, lambda own: job.algorithm.uses(message, own)):
+        if not uses.others:
+            return {}
+        models = uses.models.shape[1]
+        weights = {"network": uses.weights[:, 0]}
+        if models > 1:
+            weights["partners"] = uses.weights[:, 1:models].sum(1)
+        weights |= dict(zip(uses.others, uses.weights[:, models:].unbind(1), strict=True))
+        for kind, values in weights.items():
+            column = columns.setdefault(kind, np.full(local.population.clients, np.nan))
+            column[ids.numpy()] = values.numpy()
+    return {kind: _numbers(column) for kind, column in columns.items()}
+
+
+def _importance(job: Job, state: State) -> dict[str, float]:
+    """The share of each column in what splits gain, the largest first."""
+    gains = job.algorithm.importance(state)
+    if gains is None or not gains.sum() > 0:
+        return {}
+    names = [f"feature {k}" for k in range(math.prod(job.population.shape))]
+    if job.preprocessing is not None:
+        columns = job.preprocessing.columns
+        names = [column.name for column in columns for _ in column_names(column)]
+    shares: dict[str, float] = {}
+    for name, share in zip([*names, "(the client)"], (gains / gains.sum()).tolist(), strict=False):
+        shares[name] = shares.get(name, 0.0) + share
+    ranked = sorted(shares, key=lambda name: -shares[name])
+    return {name: shares[name] for name in ranked if shares[name] > 0}
 
 
 def _bounds(task: Task, stats: Tensors, offsets: Tensor) -> dict[str, Bounds]:
     intervals = {}
     for name, rows in stats.items():
         score = task.find_score(name)
-        variance = task.variance
-        if variance is None and task.target is not None and not task.log_target:
-            variance = task.target[1] ** 2
-        bounds = interval(name, rows, offsets, score.reduce(rows, offsets), variance)
+        values = score.reduce(rows, offsets)
+        bounds = interval(name, rows, offsets, values, task.target_variance)
         if bounds is not None:
             intervals[name] = Bounds(
                 low=_numbers(bounds.low),
@@ -73,14 +114,11 @@ def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
 
 def _personal(job: Job, local: LocalEngine, state: State) -> dict[str, Bounds]:
     """The intervals of what clients use; undefined for those that took no part."""
-    task, test = job.task, local.federation.test
-    message = job.algorithm.message(state)
-    vectorize = single if dense_stack(task) is None else vmap_clients
     columns: dict[str, dict[str, np.ndarray]] = {}
     units: dict[str, str] = {}
-    for ids, uses in local.models(job.algorithm, lambda own: job.algorithm.uses(message, own)):
-        _, stats = evaluate_rows_by_models(task, uses, test, ids, vectorize)
-        for name, bounds in _bounds(task, stats, test.offsets_of(ids)).items():
+    for ids, stats in _personal_stats(job, local, state):
+        offsets = local.federation.test.offsets_of(ids)
+        for name, bounds in _bounds(job.task, stats, offsets).items():
             units[name] = bounds.unit
             table = columns.setdefault(name, {})
             for key in ("low", "high", "support"):
@@ -90,6 +128,50 @@ def _personal(job: Job, local: LocalEngine, state: State) -> dict[str, Bounds]:
         name: Bounds(unit=units[name], **{key: tuple(v.tolist()) for key, v in table.items()})
         for name, table in columns.items()
     }
+
+
+def _personal_stats(job: Job, local: LocalEngine, state: State) -> Iterator[tuple[Tensor, Tensors]]:
+    """Yield clients that took part, and the statistics of their test samples by what they use."""
+    task, test = job.task, local.federation.test
+    message = job.algorithm.message(state)
+    vectorize = single if dense_stack(task) is None else vmap_clients
+    for ids, uses in local.models(job.algorithm, lambda own: job.algorithm.uses(message, own)):
+        yield ids, evaluate_rows_by_models(task, uses, test, ids, vectorize)[1]
+
+
+# The scores of test samples
+
+
+def test_scores(job: Job, state: State) -> TestScores | None:
+    """Compute the main score of every test sample, where all are in this process."""
+    if job.local is None:
+        return None
+    test = job.local.federation.test
+    _, stats = evaluate_rows(job.task, job.algorithm.model(state), test)
+    values = _sample_scores(job.task, stats, test.offsets)
+    if values is None:
+        return None
+    personal = None
+    if job.algorithm.personalizes:
+        personal = values.clone()  # who took no part uses the global model
+        for ids, stats in _personal_stats(job, job.local, state):
+            index, offsets = test.index_of(ids)
+            own = _sample_scores(job.task, stats, offsets)
+            assert own is not None
+            personal[index] = own
+    return TestScores(job.population.names, test.offsets, values, personal, test.numbers)
+
+
+def _sample_scores(task: Task, stats: Tensors, offsets: Tensor) -> Tensor | None:
+    """The main score of samples (N,) with these statistics; None: it has no value for one."""
+    rows = stats[task.score]
+    score = task.find_score(task.score)
+    if score.samples is not None:
+        samples: Tensor | None = score.samples(rows, offsets)
+    else:
+        values = score.reduce(rows, offsets)
+        samples = sample_scores(task.score, rows, offsets, values, task.target_variance)
+    return None if samples is None else samples.float()
 
 
 def _never_predicted(job: Job, federation: Federation, w: Tensor) -> tuple[str, ...]:
@@ -141,7 +223,7 @@ def best_cut(name: str, margin: Tensor, y: Tensor) -> float:
 
 
 def _score(name: str, margin: Tensor, y: Tensor, cut: float, offsets: Tensor) -> Tensor:
-    score = find(name)
+    score = find_score(name)
     return score.reduce(score.row_stats((margin - cut)[:, None], y.long()), offsets)
 
 

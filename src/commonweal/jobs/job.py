@@ -5,37 +5,43 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
 from torch import nn
 
 from commonweal import engines
-from commonweal.algorithms.algorithm import Algorithm, Request, Sample
 from commonweal.base import randomness
 from commonweal.base.arguments import expect
 from commonweal.base.errors import CommonwealError, ConfigError, DataError, did_you_mean
 from commonweal.base.files import digest
 from commonweal.base.memory import check_memory
+from commonweal.base.shares import product
 from commonweal.base.tensors import State
-from commonweal.channels.channel import Channel
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS
-from commonweal.config.experiment import PARTS, Experiment, RunSettings, to_toml
+from commonweal.config.experiment import PARTS, PATHS, Experiment, RunSettings, to_toml
 from commonweal.data.federation import Federation
+from commonweal.data.identity import Source, identified
 from commonweal.data.population import Population
-from commonweal.data.preprocessing import Preprocessing
 from commonweal.data.rows import REGRESSION, scale_target
+from commonweal.data.sources.files import data_root
+from commonweal.data.sources.opened import content_digest, distinct, opened_files
+from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.datasets import Pool, build_federation
 from commonweal.engines import Engine, LocalEngine
+from commonweal.protocols.algorithm import Algorithm, Request, Sample
+from commonweal.protocols.channels.channel import Channel
+from commonweal.protocols.samplers.sampler import Sampler
+from commonweal.protocols.servers.server import ServerOptimizer
+from commonweal.record.identity import StoredData
 from commonweal.record.record import Record
 from commonweal.rules.rule import Rule
-from commonweal.samplers.sampler import Sampler
-from commonweal.servers.server import ServerOptimizer
+from commonweal.task.own import LossFunction, function_identity, score_path
+from commonweal.task.scores import check_labels
+from commonweal.task.task import Task
 from commonweal.training.client import Client
-from commonweal.training.own import identity, score_path
-from commonweal.training.scores import check_labels
-from commonweal.training.task import Task
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
@@ -44,7 +50,7 @@ GIVEN = ("algorithm", "rule", "client", "server", "sampler", "channels")
 Named = str | Mapping[str, object]  # a part by name, or a table with its name and parameters
 
 
-class Parts(TypedDict, total=False):
+class OwnParts(TypedDict, total=False):
     """The parts and settings of a run of one's own Task and Federation: `run` explains them."""
 
     algorithm: Named | Algorithm
@@ -113,7 +119,7 @@ class Job:
 
     @property
     def cohort(self) -> int:
-        """How many clients a round asks."""
+        """The number of clients that a round asks."""
         return cohort_size(self.settings, self.population.clients)
 
     @property
@@ -126,8 +132,16 @@ class Job:
         return self.engine if isinstance(self.engine, LocalEngine) else None
 
     @property
+    def data(self) -> StoredData | None:
+        """The identity of the run's data. None: this process does not have it, or it may grow."""
+        if self.local is None or not self.local.digest():
+            return None
+        identity = self.local.federation.identity
+        return None if identity is None else StoredData.of(identity, self.population)
+
+    @property
     def preprocessing(self) -> Preprocessing | None:
-        """How a table's columns became the rows, where this engine knows them."""
+        """The preprocessing of a table to the rows, where this engine knows it."""
         return self.engine.preprocessing
 
     @property
@@ -138,7 +152,7 @@ class Job:
         return () if self.preprocessing is None else self.preprocessing.class_names
 
     def sample(self, number: int) -> Sample:
-        """What draws the clients of a round."""
+        """The function that draws the clients of a round."""
         rng = randomness.stream(self.settings.seed, number, 0, randomness.COHORT)
         return Sample(self.population, self.cohort, number, self.sampler, rng)
 
@@ -158,11 +172,11 @@ class Job:
 
 
 def cohort_size(settings: RunSettings, clients: int) -> int:
-    """How many of the clients a round asks."""
+    """Return the number of clients that a round asks."""
     cohort = settings.cohort
     if cohort == "all":
         return clients
-    return cohort if isinstance(cohort, int) else max(1, round(float(cohort) * clients))
+    return cohort if isinstance(cohort, int) else max(1, round(product(cohort, clients)))
 
 
 def build_dataset(experiment: Experiment) -> Federation:
@@ -170,7 +184,8 @@ def build_dataset(experiment: Experiment) -> Federation:
     dataset = experiment.dataset
     seed = dataset.get("seed", experiment.seed)
     with _building("dataset", dataset, DataError):
-        loaded = catalog.build("datasets", dataset)
+        with opened_files() as files:
+            loaded = catalog.build("datasets", dataset)
         kinds = Federation | Pool
         expect(f"what dataset {dataset['name']!r} returns", loaded, kinds, "a Federation or Pool")
         partition = noise = None
@@ -178,7 +193,32 @@ def build_dataset(experiment: Experiment) -> Federation:
             partition = catalog.build("partitions", experiment.partition)
         if experiment.label_noise is not None:
             noise = catalog.build("noises", experiment.label_noise)
-        return build_federation(loaded, partition, noise, seed)
+        federation = build_federation(loaded, partition, noise, seed)
+    is_drawn = isinstance(loaded, Pool) or bool(partition or noise or "seed" in dataset)
+    return identified(federation, sources_of(list(files), dataset), is_drawn)
+
+
+def sources_of(paths: Sequence[Path], dataset: Mapping[str, object]) -> list[Source]:
+    """The files of a dataset with digests of what they hold.
+
+    Those that the dataset does not name are found in the data directory.
+    """
+    named = [Path(str(dataset[key])).expanduser() for key in PATHS if dataset.get(key)]
+    sources = []
+    for path in distinct(paths):
+        is_named = any(path.is_relative_to(place) for place in named)
+        in_data_directory = not is_named and path.is_relative_to(data_root())
+        place = path.relative_to(data_root()) if in_data_directory else path
+        try:
+            known = Source(
+                path=str(place),
+                digest=content_digest(path),
+                in_data_directory=in_data_directory,
+            )
+        except OSError as error:
+            raise DataError(f"{str(path)!r} cannot be read ({error.strerror})") from None
+        sources.append(known)
+    return sources
 
 
 @contextmanager
@@ -215,7 +255,8 @@ def _check_memory(part: dict[str, object], facts: dict[str, object]) -> None:
 
 def job_from_experiment(experiment: Experiment, federation: Federation | None = None) -> Job:
     """Build what an experiment names, on its data, or on others, as for tuning."""
-    federation = with_loss(federation or federation_of(experiment), experiment)
+    federation = experiment_federation(experiment) if federation is None else identified(federation)
+    federation = federation.with_loss(_loss(experiment, federation.loss))
     task = build_task(
         experiment,
         shape=tuple(federation.train.inputs.shape[1:]),
@@ -228,7 +269,7 @@ def job_from_experiment(experiment: Experiment, federation: Federation | None = 
     return job_on(experiment, task, _engine(federation, experiment))
 
 
-def federation_of(experiment: Experiment) -> Federation:
+def experiment_federation(experiment: Experiment) -> Federation:
     """The data of an experiment, with what its settings add and hold back."""
     _check_engine(experiment)  # before data are read
     return _divided(build_dataset(experiment), experiment)
@@ -256,6 +297,7 @@ def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
 
 def _divided(federation: Federation, settings: RunSettings) -> Federation:
     """The federation with its validation rows and added ones, and with clients held out."""
+    federation = identified(federation)
     if settings.holdout_clients:
         federation = federation.hold_out(settings.holdout_clients, settings.seed)
     federation = with_validation(federation, settings)
@@ -271,17 +313,17 @@ def _divided(federation: Federation, settings: RunSettings) -> Federation:
     return federation.augmented(*rows)
 
 
-def with_loss(federation: Federation, settings: RunSettings) -> Federation:
-    """The federation with the loss that a run names for its regression."""
+def _loss(settings: RunSettings, loss: str) -> str:
+    """The loss of a run: the one that it names for its regression, or else the given one."""
     if settings.loss is None:
-        return federation
+        return loss
     is_function = ":" in settings.loss  # which takes labels as they are
-    if not is_function and federation.loss not in REGRESSION:
+    if not is_function and loss not in REGRESSION:
         raise ConfigError(
             f"loss = {settings.loss!r} is for regression, but this data has the loss "
-            f"{federation.loss!r}: leave it out"
+            f"{loss!r}: leave it out"
         )
-    return federation.with_loss(settings.loss)
+    return settings.loss
 
 
 def fitted(task: Task, federation: Federation, settings: RunSettings) -> Task:
@@ -352,6 +394,7 @@ def build_task(
 ) -> Task:
     """The task of an experiment, for rows of a shape: it needs no rows."""
     about: dict[str, object] = {"shape": shape, "labels": labels, "outputs": outputs}
+    about["rounds"] = experiment.rounds
     if ":" not in experiment.model["name"]:
         _check_memory(experiment.model, about)
     with torch.random.fork_rng(devices=[]), _building("model", experiment.model, ConfigError):
@@ -364,7 +407,7 @@ def build_task(
     path = score_path(main)
     return Task(
         module,
-        catalog.function("loss", loss) if ":" in loss else loss,
+        _function_or_name(loss),
         catalog.function("score", path) if path else main,
         tuple(also),
         target,
@@ -373,9 +416,23 @@ def build_task(
     )
 
 
-def build_algorithm(experiment: Experiment, task: Task, population: Population) -> Algorithm:
-    """The algorithm of an experiment."""
-    return _algorithm(task, dict(experiment), experiment, population)
+def _function_or_name(loss: str) -> LossFunction | str:
+    """Return the function of an import path, or the name, that a task takes as its loss."""
+    return catalog.function("loss", loss) if ":" in loss else loss
+
+
+def build_algorithm(
+    experiment: Experiment, task: Task, population: Population, reads_runs: bool = True
+) -> Algorithm:
+    """The algorithm of an experiment.
+
+    Args:
+        experiment: Names the algorithm and its parts.
+        task: What is trained.
+        population: The clients.
+        reads_runs: Read the other run that a rule may name; no model depends on it.
+    """
+    return _algorithm(task, dict(experiment), experiment, population, reads_runs)
 
 
 def job_on(experiment: Experiment, task: Task, engine: Engine) -> Job:
@@ -398,11 +455,13 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
             raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
     parts = {key: given.pop(key) for key in GIVEN if key in given}
     settings = RunSettings(**given)
+    federation = identified(federation)
     task = task.suited_to(federation.loss)
     if settings.precision != "float32":
         task = task.replace(precision=settings.precision)
-    federation = _divided(federation.with_loss(task.loss), settings)
-    federation = with_loss(federation, settings)
+    federation = federation.with_loss(task.loss)
+    loss = _loss(settings, task.loss)
+    federation = _divided(federation.with_loss(loss), settings)
     if settings.scores:
         score, *also = settings.scores
         changed = {} if score == task.score else {"score": score}  # it may be the user's function
@@ -410,9 +469,15 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
     for key in GIVEN:
         kind = KINDS[PARTS[key]]
         parts.setdefault(key, [] if kind.several else kind.default)
-    if task.target is None and not isinstance(parts["algorithm"], Algorithm):
-        if federation.loss != task.loss:
-            task = task.replace(loss=federation.loss)
+    is_open = task.target is None and not isinstance(parts["algorithm"], Algorithm)
+    if loss != task.loss:
+        if not is_open:
+            raise ConfigError(
+                f"loss = {loss!r}, but the task was made for {task.loss!r}: leave it out, or make "
+                "the task with this loss"
+            )
+        task = task.replace(loss=_function_or_name(loss))
+    if is_open:
         task = fitted(task, federation, settings)
     return _job(task, _engine(federation, settings), parts, settings, None)
 
@@ -439,7 +504,11 @@ def _job(
 
 
 def _algorithm(
-    task: Task, parts: Mapping[str, object], settings: RunSettings, population: Population
+    task: Task,
+    parts: Mapping[str, object],
+    settings: RunSettings,
+    population: Population,
+    reads_runs: bool = True,
 ) -> Algorithm:
     """Build the algorithm. Raises if the experiment sets a part that it does not take."""
     chosen = parts["algorithm"]
@@ -448,7 +517,7 @@ def _algorithm(
         return chosen
     expect("algorithm", chosen, str | Mapping, "a name, a table or an Algorithm")
     name = catalog.complete("algorithms", chosen)["name"]
-    takes = inspect.signature(catalog.find("algorithms", name).factory).parameters
+    takes = inspect.signature(catalog.find_entry("algorithms", name).factory).parameters
     supplied: dict[str, object] = {
         "task": task,
         "population": population,
@@ -467,7 +536,7 @@ def _algorithm(
                 "remove it"
             )
     rule = supplied.get("rule")
-    if isinstance(rule, Rule):
+    if isinstance(rule, Rule) and reads_runs:
         supplied["rule"] = with_local_losses(rule, population.names)
     algorithm: Algorithm = catalog.build("algorithms", chosen, **supplied)
     expect(f"what algorithm {name!r} returns", algorithm, Algorithm, "an Algorithm")
@@ -557,13 +626,13 @@ def _describe(
     for key in ("rule", "client", "server"):
         part = vars(algorithm).get(key, parts[key])
         is_name = isinstance(part, str | Mapping)  # of a part that the algorithm does not take
-        tables[key] = catalog.complete(PARTS[key], part) if is_name else catalog.describe(part)
+        tables[key] = catalog.complete(PARTS[key], part) if is_name else catalog.named_part(part)
     supplied = KINDS["algorithms"].supplied
-    described = catalog.describe(algorithm)
+    described = catalog.named_part(algorithm)
     tables["algorithm"] = {k: v for k, v in described.items() if k not in supplied}
-    tables["sampler"] = catalog.describe(sampler)
+    tables["sampler"] = catalog.named_part(sampler)
     channels = vars(algorithm).get("channels") or _several("channels", parts["channels"])
-    tables["channels"] = [catalog.describe(channel) for channel in channels]
+    tables["channels"] = [catalog.named_part(channel) for channel in channels]
     return to_toml({key: _plain(value) for key, value in tables.items()})
 
 
@@ -581,7 +650,7 @@ def _plain(value: object) -> object:
 def _module_digest(task: Task) -> str:
     """A hash of the module's architecture and initial weights, and of a user's own functions."""
     words = [type(task.module).__qualname__, str(task.module), task.loss, task.score]
-    words += [f"{key} {identity(function)}" for key, function in task.functions.items()]
+    words += [f"{key} {function_identity(function)}" for key, function in task.functions.items()]
     frozen = [p.detach() for p in task.module.parameters() if not p.requires_grad]
     values = [task.initial, *frozen]
     content = b"".join(value.cpu().contiguous().numpy().tobytes() for value in values)

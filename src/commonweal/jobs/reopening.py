@@ -9,14 +9,15 @@ from commonweal.base.errors import ConfigError, ResumeWarning, RunError
 from commonweal.base.files import read_plain
 from commonweal.base.tensors import State
 from commonweal.config.catalog import trusting
-from commonweal.config.experiment import read, renamed
+from commonweal.config.experiment import read
 from commonweal.data.federation import Federation
 from commonweal.jobs.job import Job, job_from_experiment, job_from_parts
-from commonweal.record.checkpoint import matching, read_checkpoint, refuse
+from commonweal.record.checkpoint import matching, read_checkpoint, refuse_checkpoint
+from commonweal.record.identity import check_data
 from commonweal.record.record import PRIVATE
 from commonweal.record.store import Store
-from commonweal.training.own import function_name, is_importable
-from commonweal.training.task import Task
+from commonweal.task.own import function_name, is_importable
+from commonweal.task.task import Task
 
 
 def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int = 0) -> State:
@@ -31,9 +32,11 @@ def restore(job: Job, saved: State, store: Store | None, resume: bool, last: int
         return initial
     state = matching(initial, saved["server"], "server", job.population.clients)
     if "round" in initial and int(state["round"]) != last + 1:
-        refuse(f"it is of round {last}, but the server would continue with {state['round']}")
+        refuse_checkpoint(
+            f"it is of round {last}, but the server would continue with {state['round']}"
+        )
     if "w" in initial and state["w"].shape != initial["w"].shape:  # also with as many clients
-        refuse("server/w")
+        refuse_checkpoint("server/w")
     if job.local is not None:
         job.local.states.expect(job.algorithm.init_client(0))
     return state
@@ -47,27 +50,42 @@ def reopen(
 ) -> tuple[Job, State]:
     """The job of a run in a folder, with the states of its last checkpoint.
 
-    For a run of your own Task and Federation pass the same two again; they are compared by hash.
+    The data are built again, and must be those of the run. To use its models without the data,
+    see `Record.module` and `commonweal predict`.
 
-    trust: import the programs that the run's experiment names (`package.module:callable`)
+    Args:
+        folder: Of the run.
+        task: For a run of your own Task and Federation, the same two again.
+        federation: It is compared by a hash of its samples.
+        trust: Import the programs that the run's experiment names (`package.module:callable`).
+
+    Raises:
+        RunError: The data changed, or the run cannot be built again.
     """
     expect("folder", folder, str | Path, "the path of a run's folder")
     expect("task", task, Task | None, "the Task of the run")
     expect("federation", federation, Federation | None, "the Federation of the run")
     expect("trust", trust, bool, "True or False")
     store = Store(Path(folder))
-    if (store.folder / PRIVATE).is_dir():
-        raise RunError(
-            f"{str(folder)!r} is what a private run publishes, which is its global model: the "
-            f"states of clients are private, in {str(store.folder / PRIVATE)!r}"
-        )
+    check_has_clients(store.folder)
     with trusting(trust):
         job = _reopened(store.folder, task, federation)
+    if job.data is not None:
+        check_data(store.folder, job.data.identity)
     checkpoint = read_checkpoint(store.folder)
     if checkpoint is None:
         raise RunError(f"{str(folder)!r} has no checkpoint yet")
     warn_of_functions(job, store.folder)
     return job, restore(job, checkpoint.state, store, resume=False, last=checkpoint.last)
+
+
+def check_has_clients(folder: Path) -> None:
+    """Raise RunError where a folder is what a private run publishes, without its clients."""
+    if (folder / PRIVATE).is_dir():
+        raise RunError(
+            f"{str(folder)!r} is what a private run publishes, which is its global model: the "
+            f"states of clients are private, in {str(folder / PRIVATE)!r}"
+        )
 
 
 def warn_of_functions(job: Job, folder: Path) -> None:
@@ -91,7 +109,7 @@ def _reopened(folder: Path, task: Task | None, federation: Federation | None) ->
         if task is None or federation is None:
             return job_from_experiment(read(path))
         text = read_plain(path).decode()
-        tables = renamed(tomllib.loads(text))
+        tables = tomllib.loads(text)
         given = {key: value for key, value in tables.items() if key not in ("dataset", "model")}
         job = job_from_parts(task, federation, **given)
     except (ConfigError, OSError, ValueError) as error:
@@ -99,6 +117,8 @@ def _reopened(folder: Path, task: Task | None, federation: Federation | None) ->
             f"{str(folder)!r} cannot be built again from its experiment.toml: {error}; a run of "
             "your own Task and Federation is reopened by reopen(folder, task, federation)"
         ) from None
-    if renamed(tomllib.loads(job.text)) != tables:
+    if tomllib.loads(job.text) != tables:
+        if job.data is not None:
+            check_data(folder, job.data.identity)  # which says what changed
         raise RunError(f"{str(folder)!r} is a run of another task or federation")
     return job

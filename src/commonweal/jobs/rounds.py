@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from commonweal import metrics
-from commonweal.algorithms.algorithm import Algorithm, Outcome, Replies, Request, Sample
 from commonweal.base import notebook
 from commonweal.base.arguments import expect
 from commonweal.base.errors import (
@@ -27,16 +26,16 @@ from commonweal.base.errors import (
     ResumeWarning,
     RunError,
     UnusedRunWarning,
-    renamed_method,
 )
 from commonweal.base.tensors import State, Tensors, num_bytes
 from commonweal.config.experiment import Experiment, title_of
 from commonweal.data.federation import Federation
 from commonweal.data.rows import REGRESSION
 from commonweal.engines import Engine, gains_from_threads
-from commonweal.jobs.final import check_threshold, final
-from commonweal.jobs.job import Job, Parts, job_from_experiment, job_from_parts
+from commonweal.jobs.final import check_threshold, final, test_scores
+from commonweal.jobs.job import Job, OwnParts, job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import restore, warn_of_functions
+from commonweal.protocols.algorithm import Algorithm, Outcome, Replies, Request, Sample
 from commonweal.record.artifacts import (
     BEST,
     read_model,
@@ -48,11 +47,19 @@ from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts
 from commonweal.record.final import write_final
 from commonweal.record.publication import private_folder, publish
 from commonweal.record.record import Record
-from commonweal.record.rounds import ClientTable, RoundRecord, best_round, decided, read_rounds
+from commonweal.record.removal import remove_run
+from commonweal.record.rounds import (
+    ClientTable,
+    RoundRecord,
+    best_round,
+    outcome_fields,
+    read_rounds,
+)
 from commonweal.record.store import Store
+from commonweal.record.test_scores import write_test_scores
+from commonweal.task.scores import find_score
+from commonweal.task.task import Task
 from commonweal.training.evaluation import Evaluation
-from commonweal.training.scores import find
-from commonweal.training.task import Task
 
 LOST_ROUNDS = 5  # in a row in which all replies are not finite: the run has diverged
 HOPELESS = 1e6  # a loss: guessing gives 1 of a scaled target, and log(classes)
@@ -87,11 +94,6 @@ class Round(RoundRecord):
         """
         return self.job.task.module_of(self.job.algorithm.model(self.state))
 
-    def model(self) -> nn.Module:
-        """Deprecated: use `module`."""
-        renamed_method("Round.model()", "Round.module()")
-        return self.module()
-
 
 class Run(Iterator[Round]):
     """A run that `run` prepared. It begins when you iterate over it or ask for its result.
@@ -99,11 +101,14 @@ class Run(Iterator[Round]):
     It is iterated over once; `result` runs what is left.
     """
 
-    def __init__(self, job: Job, out: Path | None = None, resume: bool = False) -> None:
+    def __init__(
+        self, job: Job, out: Path | None = None, resume: bool = False, force: bool = False
+    ) -> None:
         self.job = job
         self.folder = out
         self.last: Round | None = None  # the last round that was run
         self._resume = resume
+        self._force = force
         self._rounds: Generator[Round, None, None] | None = None
         self._record: Record | None = None
 
@@ -118,7 +123,7 @@ class Run(Iterator[Round]):
 
     def _started(self) -> Generator[Round, None, None]:
         if self._rounds is None:
-            self._rounds = _rounds(self.job, self.folder, self._resume)
+            self._rounds = _rounds(self.job, self.folder, self._resume, self._force)
             if notebook.in_notebook():
                 title = title_of(tomllib.loads(self.job.text))
                 self._rounds = notebook.with_bar(self._rounds, self.job.rounds, title)
@@ -186,7 +191,8 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    **parts: Unpack[Parts],
+    force: bool = False,
+    **parts: Unpack[OwnParts],
 ) -> Run:
     """Prepare a run. Iterate over it round by round, or call its `result()`.
 
@@ -197,6 +203,7 @@ def run(
         federation: The clients' samples, with a Task.
         out: The folder that the run is written to. Without it nothing is saved.
         resume: Continue the run that is in the folder.
+        force: Delete the run that is in the folder, and start again.
         algorithm: With a Task: the protocol between server and clients ("averaging"). This part
             and those that follow are a name, a table with `name` and parameters, or an object.
         rule: How much each client's reply counts ("fedavg").
@@ -239,7 +246,8 @@ def run(
     if out is not None:
         expect("out", out, (str, Path), "the path of a folder")
     expect("resume", resume, bool, "True or False")
-    return Run(_job(what, federation, parts), None if out is None else Path(out), resume)
+    expect("force", force, bool, "True or False")
+    return Run(_job(what, federation, parts), None if out is None else Path(out), resume, force)
 
 
 def _job(what: object, federation: Federation | None, parts: Mapping[str, object]) -> Job:
@@ -263,32 +271,38 @@ def _job(what: object, federation: Federation | None, parts: Mapping[str, object
     return job_from_experiment(what) if isinstance(what, Experiment) else what
 
 
-def _rounds(job: Job, folder: Path | None, resume: bool) -> Generator[Round, None, None]:
+def _rounds(
+    job: Job, folder: Path | None, resume: bool, force: bool
+) -> Generator[Round, None, None]:
     running = job.engine.running(job.algorithm, job.text)
     if job.engine.leads:
         with running:
-            yield from _led_rounds(job, folder, resume)
+            yield from _led_rounds(job, folder, resume, force)
     else:
         with _threads(job), running:  # answers until the run is over
             return
 
 
-def _led_rounds(job: Job, folder: Path | None, resume: bool) -> Iterator[Round]:
+def _led_rounds(job: Job, folder: Path | None, resume: bool, force: bool) -> Iterator[Round]:
     job.engine.states.reset()  # states of an earlier run of the same job
     if folder is None:
         yield from _from_round(job, None, None, 0, {})
         return
     # A private run keeps the values of its clients apart.
-    store = Store(folder if job.algorithm.promise is None else private_folder(folder))
+    is_private = job.algorithm.promise is not None
+    store = Store(private_folder(folder, force) if is_private else folder)
     check_threshold(job)
-    about = facts(job)  # raises where the parts do not fit, before anything is written
+    about = run_facts(job)  # raises where the parts do not fit, before anything is written
     with store.locked():
-        last, saved = store.open(job.text, about, resume, job.algorithm.plans_rounds)
+        was_removed = force and remove_run(folder)
+        last, saved = store.open(
+            job.text, about, resume, job.algorithm.plans_rounds, job.data, was_removed
+        )
         best = None
         if last > 0 and job.settings.validation:
             best = _best(job, [r for r in read_rounds(store.folder) if r.number <= last])
         if not _ends(job, last, best):
-            store.remove_model()
+            store.remove_results(last)
             _warn_of_changes(store, about)
             if last > 0:
                 warn_of_functions(job, store.folder)
@@ -329,11 +343,10 @@ def _from_round(
             with _threads(job):
                 done = _round(job, state, last + 1)
             _write(store, job, done)
-            state = done.state
-            last = done.number
             best = _best(job, [done] if best is None else [best, done])
             if best is done and store is not None:
                 write_model(store.folder, done.state_dict(), BEST)
+            state, last = done.state, done.number  # it is complete: a checkpoint may follow
             ends = _ends(job, last, best)
             if ends or time.monotonic() - saved_at > SAVE_EVERY:
                 _checkpoint(job, store, state, last)
@@ -352,11 +365,11 @@ def _from_round(
 
 def _best(job: Job, rounds: list[RoundRecord]) -> RoundRecord | None:
     """The best of some rounds by validation samples, if there are any."""
-    return best_round(rounds, job.settings.monitor, find(job.task.score).lower_is_better)
+    return best_round(rounds, job.settings.monitor, find_score(job.task.score).lower_is_better)
 
 
 def _ends(job: Job, last: int, best: RoundRecord | None) -> bool:
-    """Whether a round is the last: of all, or of those that `patience` allows."""
+    """Return whether a round is the last: of all, or of those that `patience` allows."""
     patience = job.settings.patience
     if patience is not None and best is not None and last - best.number >= patience:
         return True
@@ -384,9 +397,13 @@ def _write_model(job: Job, store: Store | None, state: State) -> None:
         write_final(store.folder, computed)
         if computed.threshold is not None:
             _write_preprocessing(job, store, computed.threshold.value)
+    scores = test_scores(job, state)
+    if scores is not None:
+        write_test_scores(store.folder, scores)
     store.write_model(job.task.tensors(job.algorithm.model(state)))
-    taken = job.algorithm.taken(state)
-    if taken:
+    client = job.algorithm.client
+    if client is not None and "taken" in state:
+        taken = dict(zip(client.candidates, state["taken"].int().tolist(), strict=True))
         write_facts(store.folder, replace(read_facts(store.folder), taken=taken))
     _publish(job, store)
 
@@ -437,7 +454,7 @@ def _threads(job: Job) -> Iterator[None]:
 
 
 def _thread_count(job: Job) -> int:
-    """How many threads torch gets in a round.
+    """Return the number of threads that torch gets in a round.
 
     One for small models, and in a deterministic run: the order in which sums are added depends on
     the number of threads.
@@ -470,7 +487,7 @@ def _round(job: Job, state: State, number: int) -> Round:
         state=outcome.state,
         seconds={"train": trained - start},
         job=job,
-        **decided(outcome, names),
+        **outcome_fields(outcome, names),
     )
     begin = time.perf_counter()
     if number % job.settings.evaluate_every == 0 or number == job.rounds:
@@ -486,7 +503,7 @@ def _reported(exchanges: Sequence[Exchange]) -> tuple[list[int], Values, Values]
     """The cohort of the first exchange, with the losses and scores it reported; NaN: nothing."""
     if not exchanges:
         return [], (), ()
-    request, replies = exchanges[0]
+    request, replies = next(filter(_has_losses, exchanges), exchanges[0])
     cohort = request.clients.tolist()
 
     def column(name: str) -> Values:
@@ -496,6 +513,10 @@ def _reported(exchanges: Sequence[Exchange]) -> tuple[list[int], Values, Values]
 
     loss = "loss" if "loss" in replies.values else "train_loss"
     return cohort, column(loss), column("score")
+
+
+def _has_losses(exchange: Exchange) -> bool:
+    return not exchange[1].values.keys().isdisjoint(("loss", "train_loss"))
 
 
 # Evaluation
@@ -542,7 +563,7 @@ def _summary(
     if len(scored) == 0:
         return {}
     called = None if names is None else [names[client] for client in scored.tolist()]
-    lower = find(name).lower_is_better
+    lower = find_score(name).lower_is_better
     return metrics.summary(values[scored], evaluation.sizes[scored], called, lower)
 
 
@@ -561,7 +582,8 @@ def _traffic(job: Job, exchanges: Sequence[Exchange]) -> dict[str, int]:
     down = up = asked = 0
     for request, replies in exchanges:
         down += len(request.clients) * num_bytes(request.message) + num_bytes(request.each)
-        up += num_bytes(replies.values)
+        senders = len(replies.clients) if request.summed else 1
+        up += senders * num_bytes(replies.values)
         asked += len(request.clients) if request.purpose == "train" else 0
     return {"down": down, "up": up, "weights": 2 * asked * job.task.size * 4}
 
@@ -580,17 +602,18 @@ def _write(store: Store | None, job: Job, done: Round) -> None:
 
 
 def target_scale(task: Task) -> TargetScale | None:
-    """How the outputs of a regression become labels."""
+    """Return the scaling that turns the outputs of a regression into labels."""
     if task.target is None:
         return None
     mean, deviation = task.target
     return TargetScale(mean=mean, deviation=deviation, log=task.log_target, variance=task.variance)
 
 
-def facts(job: Job) -> RunFacts:
-    """What the run's record says about where and on what it ran."""
+def run_facts(job: Job) -> RunFacts:
+    """Return the entries of the run's record on the machine, the engine and the data."""
     import commonweal
 
+    data = job.data
     return replace(
         job.engine.facts(job.algorithm),
         commonweal=commonweal.__version__,
@@ -599,6 +622,8 @@ def facts(job: Job) -> RunFacts:
         threads=_thread_count(job),
         processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         data="" if job.local is None else job.local.digest(),
+        samples=None if data is None else data.identity.whole,
+        federation=None if data is None else data.identity.for_all_seeds,
         parameters=job.task.size,
         training_loss=job.algorithm.training_loss,
         score=job.task.score,

@@ -3,7 +3,7 @@
 from torch import nn
 
 from commonweal.base.errors import ConfigError
-from commonweal.models._shapes import Shape, image
+from commonweal.models.shapes import Shape, image
 
 
 def cnn(

@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from commonweal.models._shapes import Shape
+from commonweal.models.shapes import Shape
 
 
 def logistic(shape: Shape, outputs: int) -> nn.Module:

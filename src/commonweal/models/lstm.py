@@ -5,7 +5,7 @@ import warnings
 from torch import Tensor, nn
 
 from commonweal.base.errors import ConfigError
-from commonweal.models._shapes import Shape, sequence
+from commonweal.models.shapes import Shape, sequence
 
 CHARACTERS = 256  # tokens up to which they are characters rather than words
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from torch import nn
 
 from commonweal.base.errors import ConfigError
-from commonweal.models._shapes import Shape
+from commonweal.models.shapes import Shape
 
 
 def mlp(shape: Shape, outputs: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:

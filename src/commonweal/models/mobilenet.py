@@ -4,8 +4,8 @@ from functools import partial
 
 from torch import nn
 
-from commonweal.models._blocks import Norm, classifier, first_stride, unit
-from commonweal.models._shapes import Shape, image
+from commonweal.models.blocks import Norm, classifier, conv_unit, first_stride
+from commonweal.models.shapes import Shape, image
 
 # Channels and stride of the thirteen pairs of convolutions.
 PAIRS = (
@@ -30,7 +30,7 @@ def mobilenet(shape: Shape, outputs: int, width: float = 1.0) -> nn.Module:
 
 
 def mobilenet_gn(shape: Shape, outputs: int, width: float = 1.0, groups: int = 2) -> nn.Module:
-    """As mobilenet, with GroupNorm, whose statistics are per image. (Hsieh et al., ICML 2020)
+    """The network mobilenet with GroupNorm, normalised per image. (Hsieh et al., ICML 2020)
 
     width: the multiplier of all channels; groups: of channels, in every normalisation
     """
@@ -40,11 +40,11 @@ def mobilenet_gn(shape: Shape, outputs: int, width: float = 1.0, groups: int = 2
 def _mobilenet(name: str, shape: Shape, outputs: int, width: float, norm: Norm) -> nn.Module:
     colours, height, across = image(name, shape)
     inputs = round(32 * width)
-    layers = [*unit(colours, inputs, 3, first_stride(height, across), norm), nn.ReLU()]
+    layers = [*conv_unit(colours, inputs, 3, first_stride(height, across), norm), nn.ReLU()]
     for base_channels, stride in PAIRS:
         channels = round(base_channels * width)
-        layers += [*unit(inputs, inputs, 3, stride, norm, groups=inputs), nn.ReLU()]
-        layers += [*unit(inputs, channels, 1, 1, norm), nn.ReLU()]
+        layers += [*conv_unit(inputs, inputs, 3, stride, norm, groups=inputs), nn.ReLU()]
+        layers += [*conv_unit(inputs, channels, 1, 1, norm), nn.ReLU()]
         inputs = channels
     return classifier(layers, inputs, outputs)
 

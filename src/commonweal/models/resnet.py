@@ -5,8 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from commonweal.models._blocks import Norm, classifier, first_stride, unit
-from commonweal.models._shapes import Shape, image
+from commonweal.models.blocks import Norm, classifier, conv_unit, first_stride
+from commonweal.models.shapes import Shape, image
 
 
 def resnet10(shape: Shape, outputs: int) -> nn.Module:
@@ -36,9 +36,9 @@ def _residual(
     """
     channels, height, width = image(name, shape)
     if first_stride(height, width) == 1:
-        layers = [*unit(channels, 64, 3, 1, norm), nn.ReLU()]
+        layers = [*conv_unit(channels, 64, 3, 1, norm), nn.ReLU()]
     else:  # larger images are downsampled twice
-        layers = [*unit(channels, 64, 7, 2, norm), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        layers = [*conv_unit(channels, 64, 7, 2, norm), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     inputs = 64
     for stage, count in enumerate(blocks):
         channels = 64 << stage
@@ -53,13 +53,13 @@ class _Block(nn.Module):
     def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *unit(inputs, channels, 3, stride, norm),
+            *conv_unit(inputs, channels, 3, stride, norm),
             nn.ReLU(),
-            *unit(channels, channels, 3, 1, norm),
+            *conv_unit(channels, channels, 3, 1, norm),
         )
         self.past: nn.Module = nn.Identity()
         if inputs != channels or stride != 1:
-            self.past = nn.Sequential(*unit(inputs, channels, 1, stride, norm))
+            self.past = nn.Sequential(*conv_unit(inputs, channels, 1, stride, norm))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.body(x) + self.past(x))

@@ -5,7 +5,7 @@ Simonyan and Zisserman, ICLR 2015.
 
 from torch import nn
 
-from commonweal.models._shapes import Shape, image
+from commonweal.models.shapes import Shape, image
 
 CHANNELS = (32, 64, 128, 128, 256, 256)
 

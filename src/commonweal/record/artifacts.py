@@ -1,4 +1,4 @@
-"""What a run leaves besides its rounds: models, synthetic samples and a table's preprocessing."""
+"""Files of a run besides its rounds: models, synthetic samples and a table's preprocessing."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import digest, read_plain, reading, write_file
 from commonweal.base.plain import to_json
 from commonweal.base.tensors import Tensors
-from commonweal.data.preprocessing import Preprocessing
+from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.record.checksums import pack, unpack
 from commonweal.record.facts import sealed
 
@@ -63,7 +63,7 @@ def write_preprocessing(folder: Path, preprocessing: Preprocessing) -> None:
 
 
 def read_preprocessing(folder: Path) -> Preprocessing | None:
-    """How a table's rows become features, where the run was trained on a table."""
+    """Return the preprocessing of a table's rows, where the run was trained on a table."""
     path = folder / PREPARATION
     if not path.exists():
         return None

@@ -55,7 +55,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     return Checkpoint(int(last), state, str(digests.get("experiment")), str(digests.get("rounds")))
 
 
-def refuse(what: str) -> NoReturn:
+def refuse_checkpoint(what: str) -> NoReturn:
     """Raise RunError for a checkpoint that this run cannot have written."""
     raise RunError(f"{CHECKPOINT} does not fit this experiment ({what}): delete it to start again")
 
@@ -75,15 +75,15 @@ def matching(initial: State, saved: State, where: str, clients: int = 0) -> Stat
         if isinstance(value, dict):
             inner = saved.get(name, {})
             if not isinstance(inner, dict):
-                refuse(place)
+                refuse_checkpoint(place)
             state[name] = matching(value, inner, place, clients)
         elif not isinstance(saved.get(name), Tensor) or not _alike(value, saved[name], clients):
-            refuse(place)
+            refuse_checkpoint(place)
     return state
 
 
 def _alike(initial: Tensor, saved: Tensor, clients: int) -> bool:
-    """Whether a saved tensor can be what this one became.
+    """Return whether a saved tensor can be what this one became.
 
     A dimension over clients has the population's size of when it was saved, which may be smaller or
     larger than today's; one that begins empty has any.

@@ -54,5 +54,8 @@ def _digest(tensors: Tensors, facts: Mapping[str, str]) -> str:
     parts = [json.dumps(facts, sort_keys=True).encode()]
     for name, value in sorted(tensors.items()):
         parts.append(f"\n{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        parts.append(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        flat = value.reshape(-1)
+        if flat.stride() != (1,):  # expanded, of one number
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        parts.append(flat.view(torch.uint8).numpy().tobytes())
     return digest(*parts)

@@ -19,7 +19,7 @@ from torch import Tensor
 from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, reading, write_file
 from commonweal.base.tensors import State, flatten, unflatten
-from commonweal.record.checkpoint import matching, refuse
+from commonweal.record.checkpoint import matching, refuse_checkpoint
 from commonweal.record.checksums import pack, unpack
 from commonweal.training.client_state import NO_STATE, ClientState
 
@@ -78,7 +78,7 @@ class StateStore:
         """Forget all client states."""
 
     def save(self, last: int) -> State:
-        """What a checkpoint after round `last` holds of the clients."""
+        """Return the clients' part of a checkpoint after round `last`."""
         return {}
 
     def confirm(self) -> None:
@@ -166,12 +166,12 @@ class ClientStates(Mapping[int, ClientState], StateStore):
         self._durable = True
         inside = saved.get("client_states", {})
         if not isinstance(inside, dict):
-            refuse("client_states are not by client")
+            refuse_checkpoint("client_states are not by client")
         for client, state in inside.items():
             if not client.isascii() or not client.isdecimal():
-                refuse("client_states are not by client")
+                refuse_checkpoint("client_states are not by client")
             if not isinstance(state, dict):
-                refuse(f"client_states/{client} is a tensor")
+                refuse_checkpoint(f"client_states/{client} is a tensor")
             self._hold(int(client), ClientState.read(state))
         for client, round in saved_rounds(saved):
             path = StateFiles(folder).path(client, round)
@@ -194,7 +194,7 @@ class ClientStates(Mapping[int, ClientState], StateStore):
         clients = list(self)
         for client in clients:
             if not 0 <= client < self.clients:
-                refuse(f"there is no client {client}")
+                refuse_checkpoint(f"there is no client {client}")
         for client in [*self._in_memory, *clients[:1]]:
             self._checked(client, self[client])
 
@@ -204,7 +204,9 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             place = f"client_states/{client}"
             matching(self._expected.saved(), state.saved(), place)
             if state.method.keys() != self._expected.method.keys():
-                refuse(f"{place} has {sorted(state.method)}, not {sorted(self._expected.method)}")
+                refuse_checkpoint(
+                    f"{place} has {sorted(state.method)}, not {sorted(self._expected.method)}"
+                )
         return state
 
     @property
@@ -249,7 +251,7 @@ def saved_rounds(saved: State) -> list[tuple[int, int]]:
     named = saved.get("client_rounds", torch.empty(0, 2, dtype=torch.int64))
     is_numbers = isinstance(named, Tensor) and named.dtype == torch.int64 and named.ndim == 2
     if not is_numbers or named.shape[1] != 2 or bool((named < 0).any()):
-        refuse("client_rounds are not pairs of numbers")
+        refuse_checkpoint("client_rounds are not pairs of numbers")
     return [(client, round) for client, round in named.tolist()]
 
 

@@ -27,7 +27,7 @@ MOST_CODES = 1 << 16
 
 
 class Place(NamedTuple):
-    """Where a chunk is, and a digest of its bytes."""
+    """The place of a chunk in its file, and a digest of its bytes."""
 
     at: Annotated[int, Field(ge=0)]
     size: Annotated[int, Field(ge=8)]
@@ -86,7 +86,8 @@ class Chunks:
                 for place in places:
                     if place.end > os.fstat(file.fileno()).st_size:
                         raise OSError(0, "it is shorter than it was written")
-                    data = os.pread(file.fileno(), place.size, place.at)
+                    file.seek(place.at)
+                    data = file.read(place.size)
                     if digest(data) != place.digest:
                         raise RunError(changed)
                     yield data

@@ -15,7 +15,7 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import digest, read_plain, write_file
 from commonweal.base.plain import Table, to_json
 from commonweal.base.typed import parse_json
-from commonweal.privacy.promise import Promise
+from commonweal.protocols.privacy.promise import Promise
 
 FORMAT = 2  # of the folder
 NAME = "run.json"
@@ -28,12 +28,12 @@ class TargetScale:
     mean: float
     deviation: float
     log: bool = False  # of the label's logarithm
-    variance: float | None = None  # of the label, for R^2, where it is not deviation^2
+    variance: float | None = None  # of the label, for pooled R^2, where it is not deviation^2
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """What it takes to build the module again without the data."""
+    """The facts from which the module is built again without the data."""
 
     loss: str
     shape: tuple[int, ...]  # of a sample
@@ -43,7 +43,7 @@ class TaskFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a run ran on. None: not known, or not applicable."""
+    """The code, machine and data of a run. None: not known, or not applicable."""
 
     format: int = FORMAT
     commonweal: str | None = None  # versions
@@ -65,6 +65,8 @@ class RunFacts:
     validation_rows: int | None = None
     held_out: tuple[str, ...] | None = None  # clients
     data: str | None = None  # a hash; empty where the data may grow during a run
+    samples: str | None = None  # a hash of all samples, however they are split and scaled
+    federation: str | None = None  # a hash that all seeds share; empty: seeds draw their own data
     parameters: int | None = None
     training_loss: str | None = None  # that clients report: received, first batch or first epoch
     score: str = "accuracy"
@@ -85,7 +87,7 @@ def sealed(table: Mapping[str, object]) -> bytes:
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether `sealed` wrote these bytes. Raises ValueError where they are not a table."""
+    """Return whether `sealed` wrote these bytes. Raises ValueError where they are not a table."""
     table = dict(_parse(data))
     table.pop("digest", None)
     return data == sealed(table)

@@ -1,7 +1,7 @@
 """final.json: what is computed of a run's models once, when it ends.
 
-Confidence intervals of the clients' scores, the classes that are never predicted, and the
-threshold that was chosen on validation samples.
+Confidence intervals of the clients' scores, the classes that are never predicted, the threshold
+that was chosen on validation samples, and how important columns are to trees.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -39,12 +39,15 @@ class Threshold:
 
 @dataclass(frozen=True, kw_only=True)
 class Final:
-    """What is computed of a run's models once."""
+    """The results of a run's models that are computed once."""
 
     bounds: dict[str, Bounds] = field(default_factory=dict)  # of the global model, by score
     personal: dict[str, Bounds] = field(default_factory=dict)
     never_predicted: tuple[str, ...] = ()  # classes with test samples, by the global model
     threshold: Threshold | None = None
+    # By client, of what it predicts with: "network", "partners", "linear", "forest", "boosting"
+    weights: dict[str, Numbers] = field(default_factory=dict)
+    importance: dict[str, float] = field(default_factory=dict)  # shares by column, of trees
 
 
 def write_final(folder: Path, final: Final) -> None:
@@ -52,7 +55,7 @@ def write_final(folder: Path, final: Final) -> None:
 
 
 def read_final(folder: Path) -> Final:
-    """What final.json says; nothing where a run has none. Raises RunError where it is damaged."""
+    """Return the contents of final.json, empty where a run has none. Raises RunError if damaged."""
     path = folder / NAME
     if not path.exists():
         return Final()

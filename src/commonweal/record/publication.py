@@ -1,4 +1,4 @@
-"""What a private run publishes, and what it keeps apart.
+"""Public and private parts of a private run.
 
 The promise of a private run covers its model and the numbers that were released with it. All else
 (losses, scores, cohorts, failures, times, states of clients) is in the folder `private` within the
@@ -31,16 +31,22 @@ COUNTED = (
     "held_out",
     "majority",
 )
+HASHES = ("data", "samples", "federation")  # of the data, by which guesses could be confirmed
 ABOUT = """Values of single clients: losses, scores, cohorts, failures, times and states.
 
 The promise of privacy does not cover this folder. Publish the folder above, without this one.
 """
 
 
-def private_folder(folder: Path) -> Path:
-    """Return where a private run is written; raises RunError where there is another run."""
+def private_folder(folder: Path, force: bool = False) -> Path:
+    """Return where a private run is written; raises RunError where there is another run.
+
+    Args:
+        folder: That of the run.
+        force: Another run there will be deleted.
+    """
     private = folder / PRIVATE
-    if (folder / "experiment.toml").exists() and not private.exists():
+    if not force and (folder / "experiment.toml").exists() and not private.exists():
         raise RunError(f"{str(folder)!r} holds a run that is not private: choose another folder")
     return private
 
@@ -53,7 +59,7 @@ def publish(private: Path) -> None:
     remove_leftovers(private)
     write_file(private / MARK, ABOUT.encode())
     write_file(public / "experiment.toml", _experiment(private))
-    uncounted: dict[str, Any] = dict.fromkeys((*COUNTED, "data"))
+    uncounted: dict[str, Any] = dict.fromkeys((*COUNTED, *HASHES))
     write_facts(public, replace(record.facts, **uncounted))
     lines = [{"round": entry.number, "public": entry.public} for entry in record.rounds]
     write_file(public / ROUNDS, b"".join(to_json(line, indent=None) for line in lines))
@@ -61,6 +67,8 @@ def publish(private: Path) -> None:
         write_file(public / PREPARATION, read_plain(private / PREPARATION))
     if record.finished:
         write_file(public / MODEL, read_plain(private / MODEL))
+    else:  # of an earlier end
+        (public / MODEL).unlink(missing_ok=True)
 
 
 def _experiment(private: Path) -> bytes:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.arguments import expect, expect_int
-from commonweal.base.errors import RunError, renamed_method
+from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain
 from commonweal.base.frames import frame
 from commonweal.base.tensors import Tensors
 from commonweal.config import catalog
-from commonweal.config.experiment import part_name, renamed, title_of
-from commonweal.data.preprocessing import Preprocessing
+from commonweal.config.experiment import part_name, title_of
+from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.record.artifacts import MODEL, read_model, read_preprocessing, read_samples
 from commonweal.record.columns import Columns
 from commonweal.record.facts import RunFacts, TaskFacts, read_facts
@@ -40,9 +40,10 @@ from commonweal.record.rounds import (
     read_rounds,
     whole_lines,
 )
-from commonweal.training.modules import InUnits
-from commonweal.training.scores import find
-from commonweal.training.task import Task
+from commonweal.record.test_scores import TestScores, read_test_scores
+from commonweal.task.modules import InUnits
+from commonweal.task.scores import find_score
+from commonweal.task.task import Task
 
 if TYPE_CHECKING:
     from commonweal.report.figures import Plots
@@ -90,17 +91,17 @@ class Outline:
 
     @property
     def total(self) -> int:
-        """How many rounds the experiment has."""
+        """The number of rounds that the experiment has."""
         return int(self.experiment.get("rounds", 0))
 
     @property
     def has_model(self) -> bool:
-        """Whether the final model is written."""
+        """True if the final model is written."""
         return (self.folder / MODEL).exists()
 
     @property
     def lower_is_better(self) -> bool:
-        return find(self.facts.score).lower_is_better
+        return find_score(self.facts.score).lower_is_better
 
     def part(self, key: str, default: str = "") -> str:
         """The name of a part of the experiment, such as its `rule`."""
@@ -108,7 +109,7 @@ class Outline:
 
     @property
     def is_public_part(self) -> bool:
-        """Whether this is what a private run publishes, without the values of its clients."""
+        """True if this is the part that a private run publishes, without values of its clients."""
         return self.facts.privacy is not None and not (self.folder / VALUES).exists()
 
     @property
@@ -143,7 +144,7 @@ def _small_files(folder: Path) -> tuple[dict[str, Any], RunFacts]:
 
 @lru_cache(maxsize=1 << 13)  # a list of runs reads the same files again and again
 def _parse(text: str) -> dict[str, Any]:
-    return renamed(tomllib.loads(text))
+    return tomllib.loads(text)
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class Record(Outline):
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are there, and the model."""
+        """True if all rounds are there, and the model."""
         return self.has_model and self._are_all(self.rounds)
 
     def _are_all(self, rounds: Sequence[RoundRecord]) -> bool:
@@ -324,6 +325,14 @@ class Record(Outline):
             columns[name] = np.concatenate(values)
         return frame(columns)
 
+    def test_scores(self) -> TestScores | None:
+        """The main score of every test sample, by the models that the run ends with.
+
+        None where they are not known: the samples are at Flower's nodes, the run is not finished,
+        or the record is the public part of a private run, or of an older version.
+        """
+        return read_test_scores(self.folder) if self.has_model else None
+
     # Models
 
     def samples(self) -> tuple[Tensor, Tensor] | None:
@@ -331,7 +340,7 @@ class Record(Outline):
         return read_samples(self.folder)
 
     def preprocessing(self) -> Preprocessing | None:
-        """How a table's rows become features, where the run was trained on a table."""
+        """The preprocessing of a table's rows, where the run was trained on a table."""
         preprocessing = read_preprocessing(self.folder)
         if preprocessing is not None and (len(preprocessing.features),) != self.shape:
             raise RunError(
@@ -343,11 +352,6 @@ class Record(Outline):
     def state_dict(self) -> Tensors:
         """The final model's tensors, by the module's own names."""
         return read_model(self.folder)
-
-    def model(self) -> Tensors:
-        """Deprecated: use `state_dict`."""
-        renamed_method("Record.model()", "Record.state_dict()")
-        return self.state_dict()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -398,7 +402,12 @@ class Record(Outline):
             with torch.random.fork_rng(devices=[]), catalog.trusting(trust):
                 torch.manual_seed(self.experiment.get("seed", 0))  # for what is not trained
                 module: nn.Module = catalog.build(
-                    "models", part, outputs=task.outputs, labels=task.labels, shape=task.shape
+                    "models",
+                    part,
+                    outputs=task.outputs,
+                    labels=task.labels,
+                    shape=task.shape,
+                    rounds=self.experiment.get("rounds", 100),
                 )
             module.load_state_dict(self.state_dict(), strict=False)
         except RuntimeError as error:

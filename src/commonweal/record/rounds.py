@@ -26,12 +26,12 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Outcome
 from commonweal.base.errors import RunError
 from commonweal.base.files import check_plain
 from commonweal.base.tensors import Tensors
 from commonweal.base.text import quoted, shown
 from commonweal.base.typed import parse_json
+from commonweal.protocols.algorithm import Outcome
 from commonweal.record.columns import Array, Chunks, Columns, Place
 from commonweal.training.evaluation import Evaluation
 
@@ -51,7 +51,7 @@ Metrics: TypeAlias = dict[str, Metric]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundSummary:
-    """What a line of rounds.jsonl says about a round, without the values of single clients."""
+    """A round as a line of rounds.jsonl has it, without the values of single clients."""
 
     dropped: dict[str, str] = field(default_factory=dict)  # client -> why its reply was not used
     capped: dict[str, str] = field(default_factory=dict)  # client -> why its reply was reduced
@@ -107,7 +107,7 @@ class RoundRecord(RoundSummary):
     mixture: dict[str, float] = field(default_factory=dict)  # that was learnt, a mean over rounds
 
 
-def decided(outcome: Outcome, names: Mapping[int, str] | Sequence[str]) -> dict[str, Any]:
+def outcome_fields(outcome: Outcome, names: Mapping[int, str] | Sequence[str]) -> dict[str, Any]:
     """The fields of a round's record that follow from its outcome, by the clients' names."""
     used = [names[client] for client in outcome.clients.tolist()]
     descent = outcome.descent
@@ -396,7 +396,7 @@ def spaced(size: int, most: int) -> list[int]:
 
 
 class Progress(NamedTuple):
-    """How far a run is: a round's number, and the metrics of the models that clients use."""
+    """The progress of a run: a round's number, and the metrics of the models that clients use."""
 
     number: int
     metrics: dict[str, float]  # empty: not evaluated
@@ -430,7 +430,7 @@ def last_round(folder: Path) -> Progress:
 
 
 def tail(path: Path, size: int = BUFFER) -> int:
-    """Where the first of the lines in the last bytes of a file begins; at least one is there."""
+    """Return the position of the first whole line in a file's last bytes; at least one is there."""
     end = path.stat().st_size if path.exists() else 0
     while size < end:
         lines = whole_lines(path, end - size)

@@ -2,10 +2,12 @@
 
     experiment.toml         what determines the run, defaults included
     run.json                what it ran on: format, versions, clients, parameters, engine
+    data.json               what data it is of, and the clients by name in the order of their ids
     rounds.jsonl            one line per round: metrics, who was dropped and why, bytes, warnings
     clients.chunks          the values of clients by round: cohort, losses, weights, test scores
     clients.csv             every client's samples, loss and scores at the end of the run
     final.json              their confidence intervals, and the threshold that was chosen
+    test-scores.safetensors the main score of every test sample at the end of the run
     synthetic.npz           synthetic samples (images, labels), where the algorithm makes some
     preparation.json        how a table's columns became features, where the data is a table
     model.safetensors       the final model, by the module's own names
@@ -36,8 +38,9 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import LOCK, append, digest, locked, read_plain, write_file, writing
 from commonweal.base.plain import flat, to_json
 from commonweal.base.tensors import State, Tensors
-from commonweal.config.experiment import RunSettings, renamed
-from commonweal.record import artifacts
+from commonweal.config.experiment import RunSettings
+from commonweal.data.identity import OTHER_DATA
+from commonweal.record import artifacts, final
 from commonweal.record.checkpoint import (
     CHECKPOINT,
     START_AGAIN,
@@ -46,6 +49,7 @@ from commonweal.record.checkpoint import (
 )
 from commonweal.record.columns import Chunks
 from commonweal.record.facts import RunFacts, checked_facts, read_facts, write_facts
+from commonweal.record.identity import StoredData, check_data, write_data
 from commonweal.record.record import final_tables
 from commonweal.record.rounds import (
     NAMING,
@@ -56,14 +60,18 @@ from commonweal.record.rounds import (
     parse_line,
     round_columns,
 )
+from commonweal.record.test_scores import NAME as TEST_SCORES
 from commonweal.record.verify import checked_lines, first_lines
 
 TIMINGS = "timings.jsonl"
 EXPERIMENT = "experiment.toml"
-STARTED = ("run.json", LOCK)  # left by a kill at the very start
+# What is written when a run ends. The model is the last to go: with it, a run is finished.
+AT_THE_END = (final.NAME, TEST_SCORES, "clients.csv", "unseen.csv", artifacts.MODEL)
+STARTED = ("run.json", "data.json", LOCK)  # left by a kill at the very start
 # The temporary names of files that are replaced as a whole, with the id of the process.
 WHOLE = r"run|experiment|rounds|timings|model|best|checkpoint|synthetic|preparation|clients|unseen"
-TEMPORARY = rf"(({WHOLE}|final)\.[a-z]+|PRIVATE\.txt|\d{{6,}}\.png)(\.\d+)?\.part"
+TEMPORARY = rf"(({WHOLE}|final|data|test-scores)\.[a-z]+|PRIVATE\.txt|\d{{6,}}\.png)(\.\d+)?\.part"
+DIGESTS = ("dataset.digest", "model.digest")  # in an experiment of what was given in Python
 Changes: TypeAlias = dict[str, tuple[object, object]]  # by key, the values before and after
 
 
@@ -83,7 +91,13 @@ class Store:
         return locked(self.folder)
 
     def open(
-        self, experiment: str, facts: RunFacts, resume: bool, plans_rounds: bool = True
+        self,
+        experiment: str,
+        facts: RunFacts,
+        resume: bool,
+        plans_rounds: bool = True,
+        data: StoredData | None = None,
+        others: bool = False,
     ) -> tuple[int, State]:
         """Start or continue a run: the last saved round (0: none), and the state after it.
 
@@ -92,12 +106,16 @@ class Store:
             facts: About the run.
             resume: Whether to continue what is there, also with more rounds.
             plans_rounds: Whether rounds depend on how many there are: then none can be added.
+            data: What data the run is of, where it is known.
+            others: Whether files that belong to no run may be in the folder.
         """
         self._check_format()
         known = self.folder / EXPERIMENT
         changed = changed_keys(known, experiment) if known.exists() else {}
+        if data is not None:
+            self._check_identity(data, changed)
         if not (resume and _adds_rounds(changed)):
-            self._check(known, changed, resume)
+            self._check(known, changed, resume, others)
         elif plans_rounds and self._has_rounds:
             raise RunError(
                 f"{str(self.folder)!r} was planned for {changed['rounds'][0]} rounds, and its "
@@ -106,8 +124,11 @@ class Store:
             )
         last, saved = self._resumed(facts)
         self._cut(last)
-        if changed or not known.exists():
+        if last == 0 and data is not None:
+            write_data(self.folder, data)
+        if changed or last == 0:  # what a run that was killed began with may be out of date
             write_facts(self.folder, facts)
+        if changed or not known.exists():
             write_file(known, experiment.encode())
         self._experiment = digest(read_plain(known))  # an earlier version may have written it
         return last, saved
@@ -119,21 +140,27 @@ class Store:
         except (OSError, ValueError, RecursionError):
             return  # there is none yet, or a resumed run reports it
 
-    def _check(self, known: Path, changed: Changes, resume: bool) -> None:
+    def _check_identity(self, data: StoredData, changed: Changes) -> None:
+        """Raise RunError where the folder holds the same experiment on other data."""
+        is_same = not set(changed) - {*DIGESTS, "rounds"}
+        if is_same and (self.folder / CHECKPOINT).exists():
+            check_data(self.folder, data.identity)
+
+    def _check(self, known: Path, changed: Changes, resume: bool, others: bool) -> None:
         """Raise RunError where the folder holds something else."""
         folder = repr(str(self.folder))
         # A run that failed before its first round, by a mistake in the experiment, is replaced.
         if changed and self._has_rounds:
             raise RunError(
                 f"{folder} holds another experiment ({_difference(changed)}): choose another "
-                "folder (--out, or out=)"
+                "folder (--out, or out=), or start again with --force (force=True)"
             )
         if known.exists() and not changed and not resume:
             raise RunError(
-                f"{folder} holds this run already: continue it with --resume (resume=True), or "
-                "choose another folder (--out, or out=)"
+                f"{folder} holds this run already: continue it with --resume (resume=True), choose "
+                "another folder (--out, or out=), or start again with --force (force=True)"
             )
-        if known.exists() or not self.folder.exists():
+        if known.exists() or others or not self.folder.exists():
             return
         if self.folder.is_file() or any(not _starts(p.name) for p in self.folder.iterdir()):
             raise RunError(f"{folder} is not empty and holds no run: choose another folder")
@@ -183,8 +210,7 @@ class Store:
                 changed.append(f"{key} was {old} and is {new}")
         what = ", ".join(changed) or "the numbers of clients and rows are the same, some value not"
         raise RunError(
-            f"the data changed since the run in {str(self.folder)!r} began ({what}): restore the "
-            "data, or choose another folder"
+            f"the data changed since the run in {str(self.folder)!r} began ({what}): {OTHER_DATA}"
         )
 
     def _cut(self, last: int) -> None:
@@ -199,9 +225,14 @@ class Store:
             self.values.cut(places[0].end if places and places[0] else 0)
         remove_leftovers(self.folder)
 
-    def remove_model(self) -> None:
-        """Delete the model of a run that starts again: it would be taken for a finished one."""
-        for name in (artifacts.MODEL, "clients.csv", "unseen.csv"):
+    def remove_results(self, last: int) -> None:
+        """Delete what a run wrote at its end: it would be taken for that of the rounds to come.
+
+        Args:
+            last: The round after which the run continues. 0: what it wrote meanwhile goes too.
+        """
+        names = AT_THE_END if last else (*AT_THE_END, artifacts.BEST, artifacts.SAMPLES)
+        for name in names:
             path = self.folder / name
             with writing(path):
                 path.unlink(missing_ok=True)
@@ -247,7 +278,8 @@ class Store:
             with writing(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
         write_checkpoint(self.folder, last, state, self._experiment, self._digests[last])
-        self._digests.clear()
+        # The last one stays: where something fails from here on, the same is written again.
+        self._digests = {last: self._digests[last]}
 
     def write_model(self, tensors: Tensors) -> None:
         """Write the final model, and the last evaluation as CSV."""
@@ -257,7 +289,7 @@ class Store:
 
 
 def _starts(name: str) -> bool:
-    """Whether a kill before the first round can have left a file of that name."""
+    """Return whether a kill before the first round can have left a file of that name."""
     return name in STARTED or re.fullmatch(TEMPORARY, name) is not None
 
 
@@ -269,12 +301,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def changed_keys(known: Path, experiment: str) -> Changes:
-    """What a new experiment changes; None stands for a key that is not there."""
+    """Return the keys that a new experiment changes; None stands for a key that is not there."""
     try:
         old = read_plain(known).decode()
         if old == experiment:
             return {}
-        before = flat(renamed(tomllib.loads(old)))
+        before = flat(tomllib.loads(old))
         after = flat(tomllib.loads(experiment))
     except (OSError, ValueError, RecursionError):
         return {EXPERIMENT: ("text that cannot be read", "")}
@@ -286,7 +318,7 @@ def changed_keys(known: Path, experiment: str) -> Changes:
 
 
 def _adds_rounds(changed: Changes) -> bool:
-    """Whether an experiment has more rounds, and is the same otherwise."""
+    """Return whether an experiment has more rounds, and is the same otherwise."""
     if list(changed) != ["rounds"]:
         return False
     before, after = changed["rounds"]
@@ -296,6 +328,8 @@ def _adds_rounds(changed: Changes) -> bool:
 def _difference(changed: Changes) -> str:
     """The first change in words."""
     key, (before, after) = next(iter(changed.items()))
+    if key == "dataset.digest":
+        return "the same samples in another order, split or scale"
     if key == EXPERIMENT:
         return f"its {EXPERIMENT} cannot be read"
     if _adds_rounds(changed):

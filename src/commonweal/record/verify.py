@@ -1,4 +1,4 @@
-"""Whether a run's folder is as it was written, by the digests in its files."""
+"""Verification of a run's folder by the digests in its files."""
 
 import tomllib
 from collections.abc import Callable
@@ -14,15 +14,17 @@ from commonweal.record.client_states import StateFiles, read_state, saved_rounds
 from commonweal.record.columns import Chunks
 from commonweal.record.facts import checked_facts
 from commonweal.record.final import read_final
+from commonweal.record.identity import read_data
 from commonweal.record.record import Record, final_tables
 from commonweal.record.rounds import ROUNDS, VALUES, parse_line, whole_lines
+from commonweal.record.test_scores import read_test_scores
 
 EXPERIMENT = "experiment.toml"
 T = TypeVar("T")
 
 
 def problems(folder: str | Path) -> list[str]:
-    """What is not as it was written; empty where a run is whole.
+    """Return all differences from what was written; empty where a run is whole.
 
     Rounds after the last checkpoint have no digest yet: a resumed run computes them again.
     """
@@ -55,7 +57,7 @@ def problems(folder: str | Path) -> list[str]:
     tables = check(final_tables, folder) if (folder / MODEL).exists() else None
     for name, data in (tables or {}).items():
         check(_check_table, folder / name, data)
-    for reader in (read_final, read_samples, read_preprocessing):
+    for reader in (read_data, read_final, read_samples, read_preprocessing, read_test_scores):
         check(reader, folder)
     return list(problems)
 

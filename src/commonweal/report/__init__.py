@@ -1,4 +1,4 @@
-"""What a person sees of runs and data: tables, figures, lists and the page of rules."""
+"""Texts and pictures of runs and data: tables, figures, lists and the page of rules."""
 
 from typing import Literal, get_args
 

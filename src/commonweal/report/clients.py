@@ -1,23 +1,28 @@
 """Every client's score under each method and with local training: what the client plot shows."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from commonweal.analysis.compare import OWN, Result
-from commonweal.analysis.gains import ClientGain, Gains, gains
-from commonweal.analysis.plan import ALONE, POOLED
 from commonweal.base.text import shown
 from commonweal.record.record import Record
-from commonweal.report.formats import decimals_of, points, scale, show_score, sign_of, unit
+from commonweal.report.formats import ReportColumn, ReportTable, gain_with_interval
+from commonweal.study.comparison import Comparison
+from commonweal.study.given import GIVEN
+from commonweal.study.judging import ClientGain
+from commonweal.study.plan import ALONE, POOLED
+from commonweal.study.units import decimals_of, scale, sign_of, unit
 
 Array: TypeAlias = NDArray[np.float64]
 
-NAMES = {ALONE: "local training", POOLED: "pooled data"}  # of labels, for people
+NAMES = {
+    ALONE: "local training",
+    POOLED: "pooled data",
+    GIVEN: "what clients are given",
+}  # of labels, for people
 
 RING = "○"
 DOTS = "●■▲◆▼✚✖"
@@ -42,8 +47,7 @@ class ClientLines:
     score: str
     labels: tuple[str, ...]
     has_local: bool
-    base: str  # what the gains are over
-    compared: str  # the method whose gains are shown; empty: none
+    compared: str  # the method whose gains over local training are shown; empty: none
     lines: list[ClientLine]
 
     def scores_by_label(self) -> dict[str, Array]:
@@ -53,112 +57,60 @@ class ClientLines:
         return dict(zip(names, table.T, strict=False))
 
     def bar(self, line: ClientLine) -> tuple[float, float]:
-        """Where the bar of a client's gain begins and ends."""
-        start = line.local if self.has_local else line.scores[0]
-        return start, line.scores[self.labels.index(self.compared)]
+        """Return the ends of the bar of a client's gain."""
+        return line.local, line.scores[self.labels.index(self.compared)]
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows: every client's scores, and its gain with interval."""
-        header = ["client", "test samples"]
-        if self.has_local:
-            header.append("local training")
-        header += self.labels
+    def table(self) -> ReportTable:
+        """Every client's scores, and its gain with interval."""
+        columns = [ReportColumn("test samples", [line.samples for line in self.lines])]
+        scores = {NAMES[ALONE]: [line.local for line in self.lines]} if self.has_local else {}
+        for k, label in enumerate(self.labels):
+            scores[label] = [line.scores[k] for line in self.lines]
+        for label, values in scores.items():
+            digits = decimals_of(self.score, np.array(values))
+            columns.append(
+                ReportColumn(label, [_cell(value, self.score, digits) for value in values])
+            )
         if self.compared:
-            header.append(f"gain of {self.compared} over {self.base}")
-        rows = []
-        for line in self.lines:
-            cells = [line.client, line.samples]
-            if self.has_local:
-                cells.append(show_score(line.local, self.score))
-            for value in line.scores:
-                cells.append(show_score(value, self.score))
-            if self.compared:
-                cells.append("-" if line.gain is None else gain_cell(line.gain, self.score))
-            rows.append(tuple(cells))
-        return tuple(header), rows
+            title = f"gain of {self.compared} over {NAMES[ALONE]}"
+            columns.append(
+                ReportColumn(title, [gain_cell(line.gain, self.score) for line in self.lines])
+            )
+        title = f"Clients: {self.score}{' in %' if unit(self.score) else ''}"
+        return ReportTable(title, "client", [line.client for line in self.lines], columns)
 
 
-def gain_cell(gain: ClientGain, score: str) -> str:
+def _cell(value: float, score: str, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{scale(score) * value:.{digits}f}"
+
+
+def gain_cell(gain: ClientGain | None, score: str) -> str:
     """A gain with its interval, where there is one: "+1.2 [+0.1, +2.3]"."""
-    text = points(gain.gain, score)
-    if math.isnan(gain.low):
-        return text
-    return f"{text} [{points(gain.low, score)}, {points(gain.high, score)}]"
+    return "-" if gain is None else gain_with_interval(*gain[:3], score)
 
 
-def used_results(results: Sequence[Result]) -> list[Result]:
-    """One result per method: that of personal models, where clients use those."""
-    used = {}
-    for result in results:  # personal models stand after the global one
-        label = result.label.removesuffix(OWN)
-        used[label] = replace(result, label=label, personal=False)
-    return list(used.values())
-
-
-def samples_of(record: Record) -> dict[str, int]:
-    """The test samples of every client of a run."""
-    table = record.clients()
-    return dict(zip(table.names, table.evaluation.sizes.int().tolist(), strict=True))
-
-
-def local_of(baselines: Sequence[Result]) -> Result | None:
-    """Local training among the baselines, where it was run."""
-    return next((result for result in baselines if result.label == ALONE), None)
-
-
-def mean_of(result: Result, metric: str) -> float:
-    """A metric's mean over seeds."""
-    return float(np.mean([by_metric[metric] for by_metric in result.metrics]))
-
-
-def best_method(compared: Sequence[Gains]) -> Gains:
-    """The method with the most clients better off less those worse off; then by the mean gain."""
-    return max(compared, key=lambda g: (len(g.better) - len(g.worse), g.mean.difference))
-
-
-def client_lines(
-    results: Sequence[Result],
-    baselines: Sequence[Result],
-    score: str,
-    samples: Mapping[str, int] | None = None,
-) -> ClientLines:
-    """Arrange results client by client.
-
-    Gains are those of the best method over local training; where that was not run, those of the
-    last result over the first.
-    """
-    local = local_of(baselines)
-    means = [_means(result) for result in results]
-    first = means[0] if local is None else _means(local)
-    compared: Gains | None = None
-    if local is not None:
-        compared = best_method([gains(local, result) for result in results])
-    elif len(results) > 1:
-        compared = gains(results[0], results[-1])
-    gain_of = {} if compared is None else {gain.client: gain for gain in compared.clients}
+def client_lines(comparison: Comparison) -> ClientLines:
+    """Arrange a comparison client by client, with the gains of the headline's method."""
+    local = comparison.local
+    first = (local or comparison.results[0]).by_client
+    compared = "" if comparison.judgement is None else comparison.headline
     names = dict.fromkeys(first)
-    for values in means:
-        names |= dict.fromkeys(values)
-    sign = sign_of(score)
+    for result in comparison.results:
+        names |= dict.fromkeys(result.clients)
+    sign = sign_of(comparison.score)
     lines = []
     for name in sorted(names, key=lambda name: -sign * first.get(name, -sign * math.inf)):
-        size = str((samples or {}).get(name, ""))
         alone = math.nan if local is None else first.get(name, math.nan)
-        scored = tuple(values.get(name, math.nan) for values in means)
-        lines.append(ClientLine(name, size, alone, scored, gain_of.get(name)))
-    base = "" if compared is None else compared.base
+        scores = tuple(result.by_client.get(name, math.nan) for result in comparison.results)
+        gain = comparison.gain(compared, name)
+        lines.append(ClientLine(name, str(comparison.samples.get(name, "")), alone, scores, gain))
     return ClientLines(
-        score=score,
-        labels=tuple(result.label for result in results),
+        score=comparison.score,
+        labels=tuple(result.label for result in comparison.results),
         has_local=local is not None,
-        base=base if local is None else NAMES[ALONE],
-        compared="" if compared is None else compared.label,
+        compared=compared,
         lines=lines,
     )
-
-
-def _means(result: Result) -> dict[str, float]:
-    return dict(zip(result.clients, result.scores.mean(0).tolist(), strict=True))
 
 
 def text(plot: ClientLines, width: int = 79) -> list[str]:
@@ -194,12 +146,12 @@ def _legend(plot: ClientLines) -> list[str]:
         marks.append(f"{DOTS[i % len(DOTS)]} {shown(label)}")
     if not plot.compared:
         return ["  ".join(marks)]
-    bar = f"━ gain of {shown(plot.compared)} over {plot.base} (┄ not significant)"
+    bar = f"━ gain of {shown(plot.compared)} over {NAMES[ALONE]} (┄ not significant)"
     return ["  ".join(marks), bar]
 
 
 def partner_weights(record: Record) -> dict[str, float]:
-    """How much models other than the local ones count, by client; empty where none are mixed."""
+    """Return the weights of other than local models, by client; empty where none are mixed."""
     if not record.evaluated:
         return {}
     table = record.clients()

@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from threading import RLock
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from commonweal.analysis.compare import gather
-from commonweal.analysis.interpolation import POINTS, Curve
-from commonweal.analysis.plan import ALONE
-from commonweal.analysis.regret import Regret, of_run
 from commonweal.base.errors import ConfigError, RunError
 from commonweal.base.files import write_file
 from commonweal.base.text import shortened, shown
@@ -28,7 +25,12 @@ from commonweal.data.federation import Federation
 from commonweal.record.record import Record
 from commonweal.record.rounds import spaced
 from commonweal.report.clients import NAMES, ClientLines, client_lines
-from commonweal.report.formats import scale, score_label, show_score
+from commonweal.report.formats import ReportTable, cell_rows, titles_of
+from commonweal.study.comparison import Comparison
+from commonweal.study.interpolation import POINTS, Curve
+from commonweal.study.plan import ALONE
+from commonweal.study.regret import Regret, of_run
+from commonweal.study.units import scale, score_label, show_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,8 +85,8 @@ class Plots:
 
     def clients(self) -> "Figure":
         """Draw every client's last score."""
-        results = gather({shown(self.record.title): [self.record]})
-        return clients(client_lines(results, [], self.record.facts.score)).figure
+        comparison = Comparison.of({shown(self.record.title): [self.record]})
+        return clients(client_lines(comparison)).figure
 
     def rounds(self) -> "Figure":
         """Draw the mean over clients and over the worst 10 % of them by round."""
@@ -97,6 +99,11 @@ class Plots:
     def regret(self) -> "Figure":
         """Draw the regret against the best fixed mixture, with its bound where there is one."""
         return regret(of_run(self.record), self.record.title).figure
+
+
+def of_comparison(comparison: Comparison, what: Literal["clients", "rounds"]) -> Picture:
+    """Draw a comparison: every client's scores, or mean and worst 10 % over rounds."""
+    return clients(client_lines(comparison)) if what == "clients" else rounds(comparison.methods)
 
 
 # Files
@@ -134,8 +141,12 @@ def save(figure: "Figure", path: Path) -> None:
         raise RunError(f"cannot write {str(path)!r}: {error.strerror}") from None
 
 
+_STYLE = RLock()  # the style is matplotlib's, and of the whole process
+
+
 @contextmanager
 def _styled() -> Iterator[None]:
+    """The common style, for one thread at a time."""
     import matplotlib  # slow to import
 
     style = matplotlib.rc_context(
@@ -147,7 +158,7 @@ def _styled() -> Iterator[None]:
             "font.size": 10.0,
         }
     )
-    with style, warnings.catch_warnings():
+    with _STYLE, style, warnings.catch_warnings():
         # Names in scripts that matplotlib's font lacks: the reader's font shows them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -193,8 +204,7 @@ def clients(plot: ClientLines) -> Picture:
             description += " Ring: local training."
         if plot.compared:
             description += (
-                f" Bar: from {plot.base} to {plot.compared}, faint where the difference is not "
-                "significant (95 % confidence, over seeds)."
+                f" Bar: from {LOCAL} to {plot.compared}, faint where the gain is not significant."
             )
     else:
         figure = _distributions(plot)
@@ -202,7 +212,13 @@ def clients(plot: ClientLines) -> Picture:
             f"{unit} of {number} clients under {methods}: the share of clients with at most this "
             "score."
         )
-    return Picture("Every client's score", description, figure, *plot.table())
+    table = plot.table()
+    return Picture("Every client's score", description, figure, *_numbers_of(table))
+
+
+def _numbers_of(table: ReportTable) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows of a table."""
+    return tuple(titles_of(table)), [tuple(row) for row in cell_rows(table, str)]
 
 
 def _client_figure(plot: ClientLines) -> "Figure":
@@ -233,7 +249,7 @@ def _client_figure(plot: ClientLines) -> "Figure":
         axes.tick_params(axis="y", length=0)
         notes = [score_label(plot.score)]
         if plot.compared:
-            notes.append(f"bar: {plot.base} to {shown(plot.compared)}, faint if not significant")
+            notes.append(f"bar: {LOCAL} to {shown(plot.compared)}, faint if not significant")
         if any(line.samples for line in plot.lines):
             notes.append("next to names: test samples")
         axes.set_xlabel("\n".join(notes), fontsize=9)
@@ -343,7 +359,7 @@ class Weights(NamedTuple):
 
     @property
     def are_constant(self) -> bool:
-        """Whether no client's weight ever changes: nothing to see."""
+        """True if no client's weight ever changes: then there is nothing to see."""
         low = np.nanmin(self.table, 1)
         high = np.nanmax(self.table, 1)
         return bool(np.allclose(low, high, atol=1e-6))
@@ -381,9 +397,10 @@ def weights(record: Record, label: str) -> Picture:
     """Draw the clients' weights over rounds as a heat map: whom did the rule favour?"""
     relative = relative_weights(record)
     who = "groups of clients" if relative.grouped else "clients"
+    least, most = shortened(relative.names[0]), shortened(relative.names[-1])
     description = (
         f"Weights under {label} by round, relative to an equal weight (1): {who} from the one "
-        f"favoured least ({relative.names[0]}) to the one favoured most ({relative.names[-1]}). "
+        f"favoured least ({least}) to the one favoured most ({most}). "
         "White: not in a cohort."
     )
     last = len(relative.rounds) - 1
@@ -412,7 +429,7 @@ def _draw_weights(relative: Weights) -> "Figure":
 # Tuning
 
 
-class Setting(NamedTuple):
+class SettingScores(NamedTuple):
     """A setting of a rule, as tuning tried it."""
 
     rule: str
@@ -421,7 +438,7 @@ class Setting(NamedTuple):
     worst: float  # the mean over the worst 10 % of clients
 
 
-def front(settings: Sequence[Setting], score: str, lower_is_better: bool = False) -> Picture:
+def front(settings: Sequence[SettingScores], score: str, lower_is_better: bool = False) -> Picture:
     """Draw mean against worst 10 % of all settings of all rules, and those that no other beats."""
     sign = -1 if lower_is_better else 1
     values = sign * np.array([setting[2:] for setting in settings])  # mean and worst (S, 2)
@@ -444,7 +461,9 @@ def front(settings: Sequence[Setting], score: str, lower_is_better: bool = False
     return Picture("Mean against worst", description, figure, ("rule", "mean", "worst 10 %"), rows)
 
 
-def _draw_front(settings: Sequence[Setting], unbeaten: Sequence[Setting], score: str) -> "Figure":
+def _draw_front(
+    settings: Sequence[SettingScores], unbeaten: Sequence[SettingScores], score: str
+) -> "Figure":
     rules = list(dict.fromkeys(setting.rule for setting in settings))
     marks = [(rule, [each for each in settings if each.rule == rule]) for rule in rules]
     with _axes(3.6 + 0.1 * len(rules)) as (figure, axes):

@@ -1,4 +1,4 @@
-"""Numbers as text, and tables for a terminal, Markdown, LaTeX and CSV."""
+"""Tables as text: for a terminal, Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -8,89 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from rich import box
+from rich import table as rich_table
 from rich.console import Group
-from rich.table import Table
 
 from commonweal.base.text import quoted, shown
-from commonweal.metrics import Paired
 from commonweal.record.final import Bounds
-from commonweal.training import scores
-
-Array: TypeAlias = NDArray[np.float64]
+from commonweal.study.units import decimals_of, points, scale, show_score, unit
 
 NARROW = 80  # columns of a terminal
 LABEL = 24  # of them, at most, for the first column
 
 
-# Numbers
-
-
-class Metric(NamedTuple):
-    """How a metric over clients is shown."""
-
-    title: str
-    in_score_units: bool = True
-    lower_is_better: bool = False
-    digits: int = 1  # after the point, where it is not in units of the score
-
-
-METRICS = {
-    "mean": Metric("mean"),
-    "weighted_mean": Metric("mean by samples"),
-    "worst": Metric("worst"),
-    "worst_5": Metric("worst 5 %"),
-    "worst_10": Metric("worst 10 %"),
-    "worst_20": Metric("worst 20 %"),
-    "best": Metric("best"),
-    "best_5": Metric("best 5 %"),
-    "best_10": Metric("best 10 %"),
-    "std": Metric("std", lower_is_better=True),
-    "variance": Metric("variance", in_score_units=False, lower_is_better=True),
-    "gini": Metric("Gini", in_score_units=False, lower_is_better=True),
-    "gap": Metric("gap", lower_is_better=True),
-    "gap_10": Metric("gap 10 %", lower_is_better=True),
-    "angle": Metric("angle (degrees)", in_score_units=False, lower_is_better=True),
-    "kl": Metric("KL (nats)", in_score_units=False, lower_is_better=True),
-    "improved": Metric("losses not risen (%)", in_score_units=False),
-    "length": Metric("|d|", in_score_units=False, lower_is_better=True, digits=3),
-}
-
-
-def scale(score: str) -> float:
-    """The factor by which a score is shown: fractions are shown in per cent."""
-    return 100.0 if scores.find(score).in_per_cent else 1.0
-
-
-def unit(score: str) -> str:
-    """What follows a value of a score: " %", or nothing."""
-    return " %" if scores.find(score).in_per_cent else ""
-
-
-SCORE_NAMES = {"auroc": "AUROC", "f1": "F1", "mae": "MAE", "r2": "R²", "rmse": "RMSE"}
-
-
-def score_name(score: str) -> str:
-    """A score as people write it."""
-    return SCORE_NAMES.get(score, score)
-
-
-def score_label(score: str) -> str:
-    """The title of an axis or column of a score, with its unit."""
-    return f"{score_name(score)} (%)" if scale(score) == 100 else score_name(score)
-
-
-def decimals_of(score: str, values: Array | float, given: int | None = None) -> int:
-    """Digits after the point as given, or one for per cent, or three significant digits."""
-    if given is not None:
-        return given
-    if scores.find(score).in_per_cent:
-        return 1
-    sizes = np.abs(np.atleast_1d(values))
-    largest = float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
-    return 2 if largest == 0 else min(4, max(0, 2 - math.floor(math.log10(largest))))
+# Clients and gains
 
 
 def show_client(value: float, score: str, bounds: Bounds | None, k: int) -> str:
@@ -105,58 +35,23 @@ def show_client(value: float, score: str, bounds: Bounds | None, k: int) -> str:
     return f"{text} [{scale(score) * low:{form}}, {scale(score) * high:{form}}]"
 
 
-def show_score(value: float, score: str, digits: int = 2) -> str:
-    """Format a score with its unit and at least some digits; "-" where it is undefined.
-
-    >>> show_score(0.5, "accuracy")
-    '50.00 %'
-    """
-    if math.isnan(value):
+def gain_with_interval(
+    gain: float, low: float, high: float, score: str, digits: int | None = None
+) -> str:
+    """A gain with its interval, where that is known: "+1.2 [+0.3, +2.1]"."""
+    if math.isnan(gain):
         return "-"
-    if not scores.find(score).in_per_cent:
-        digits = max(digits, decimals_of(score, value))
-    return f"{scale(score) * value:.{digits}f}{unit(score)}"
-
-
-def points(change: float, score: str, digits: int | None = None) -> str:
-    """A difference of scores with its sign, in points of per cent or in the score's unit."""
-    return f"{scale(score) * change:+z.{decimals_of(score, change, digits)}f}"
-
-
-def in_points(change: str, score: str) -> str:
-    """A difference in a sentence, followed by "points" where it is one of per cent."""
-    return f"{change} points" if unit(score) else change
-
-
-def interval(gain: Paired, score: str, digits: int | None = None) -> str:
-    """A gain with its interval: "+1.2 [+0.3, +2.1]", or "+0.1 (n.s.)" if it is not significant."""
-    digits = decimals_of(score, gain.difference, digits)
-    text = points(gain.difference, score, digits)
-    if not gain.significant:
-        return f"{text} (n.s.)"
-    return f"{text} [{points(gain.low, score, digits)}, {points(gain.high, score, digits)}]"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number of things: "1 seed", "2 seeds"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def sign_of(score: str) -> int:
-    """What turns a difference of scores into a gain: -1 for errors."""
-    return -1 if scores.find(score).lower_is_better else 1
-
-
-def worst_first(values: Sequence[float], score: str) -> list[int]:
-    """The positions of clients by their scores; those without one stand at the end."""
-    sign = sign_of(score)
-    return sorted(range(len(values)), key=lambda k: (math.isnan(values[k]), sign * values[k]))
+    if math.isnan(low) or low == high:  # no sample differs
+        return points(gain, score, digits)
+    digits = decimals_of(score, high - low, digits)
+    text = points(gain, score, digits)
+    return f"{text} [{points(low, score, digits)}, {points(high, score, digits)}]"
 
 
 # Tables
 
 
-class Column(NamedTuple):
+class ReportColumn(NamedTuple):
     """A column of a table.
 
     best: The position of the cell that is significantly better than all others, if there is one.
@@ -168,25 +63,19 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A comparison as text, before it has a format."""
+class ReportTable:
+    """Columns next to the labels of rows."""
 
     title: str
-    labels: tuple[str, ...]
-    figures: list[Column]
-    differences: list[Column]
-    against_local: list[Column]  # empty where clients were not trained alone
-    notes: list[str]
-
-    @property
-    def columns(self) -> list[Column]:
-        return [*self.figures, *self.differences]
+    header: str  # of the labels
+    labels: list[str]
+    columns: list[ReportColumn]
 
 
 Write: TypeAlias = Callable[[str], str]  # a text in some format
 
 
-def cells_of(column: Column, bold: Write, cell: Write = str) -> list[str]:
+def cells_of(column: ReportColumn, bold: Write, cell: Write = str) -> list[str]:
     """The cells of a column in some format; the best one is bold."""
     texts = list(map(cell, column.cells))
     if column.best is not None:
@@ -194,19 +83,18 @@ def cells_of(column: Column, bold: Write, cell: Write = str) -> list[str]:
     return texts
 
 
-def cell_rows(
-    labels: Iterable[str], columns: Sequence[Column], bold: Write, cell: Write = str
-) -> list[list[str]]:
-    """The cells line by line, after the label."""
-    rows = [[label] for label in labels]
-    for column in columns:
+def cell_rows(table: ReportTable, bold: Write, cell: Write = str) -> list[list[str]]:
+    """The cells line by line, after the label as it is."""
+    rows = [[label] for label in table.labels]
+    for column in table.columns:
         for row, text in zip(rows, cells_of(column, bold, cell), strict=True):
             row.append(text)
     return rows
 
 
-def header(columns: Sequence[Column]) -> list[str]:
-    return ["method", *(column.title for column in columns)]
+def titles_of(table: ReportTable) -> list[str]:
+    """The titles of the columns, that of the labels first."""
+    return [table.header, *(column.title for column in table.columns)]
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
@@ -219,20 +107,13 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def markdown(grid: Grid) -> str:
-    """A grid as Markdown: figures with differences, then gains over local training."""
-    tables = [_markdown_table(grid, grid.columns)]
-    if grid.against_local:
-        tables.append(_markdown_table(grid, grid.against_local))
-    notes = [f"({note})" for note in grid.notes]
-    return "\n".join([f"{grid.title}:", "", "\n\n".join(tables), "", *notes, ""])
-
-
-def _markdown_table(grid: Grid, columns: Sequence[Column]) -> str:
-    lines = [pipes(map(_markdown, header(columns))), pipes(["---", *["--:"] * len(columns)])]
-    for row in cell_rows(map(_markdown, grid.labels), columns, "**{}**".format):
-        lines.append(pipes(row))
-    return "\n".join(lines)
+def markdown_table(table: ReportTable) -> str:
+    """A table as Markdown, with its title."""
+    aligned = ["---", *["--:"] * len(table.columns)]
+    lines = [f"{table.title}:", "", pipes(map(_markdown, titles_of(table))), pipes(aligned)]
+    for label, *cells in cell_rows(table, "**{}**".format):
+        lines.append(pipes([_markdown(label), *cells]))
+    return "\n".join([*lines, ""])
 
 
 def _markdown(text: str) -> str:
@@ -247,33 +128,20 @@ def pipes(cells: Iterable[str]) -> str:
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 
 
-def latex(grid: Grid) -> str:
-    """A grid as LaTeX tables for the package booktabs, each with a caption and a label."""
-    tables = [_latex_table(grid, "scores", grid.title, grid.figures)]
-    if grid.differences:
-        title = f"Differences: {grid.title}"
-        tables.append(_latex_table(grid, "differences", title, grid.differences))
-    if grid.against_local:
-        title = f"Compared with local training: {grid.title}"
-        tables.append(_latex_table(grid, "local", title, grid.against_local))
-    notes = [f"% {shown(note)}" for note in grid.notes]
-    return "\n".join([r"% \usepackage{booktabs}", *tables, *notes, ""])
-
-
-def _latex_table(grid: Grid, label: str, caption: str, columns: Sequence[Column]) -> str:
+def latex_table(table: ReportTable, label: str) -> str:
+    """A table as LaTeX for the package booktabs, with caption and label."""
     lines = [
         r"\begin{table}",
-        rf"\caption{{{_latex(caption)}}}",
+        rf"\caption{{{_latex(table.title)}}}",
         rf"\label{{tab:{label}}}",
         r"\centering",
-        r"\begin{tabular}{l" + "r" * len(columns) + "}",
+        r"\begin{tabular}{l" + "r" * len(table.columns) + "}",
         r"\toprule",
-        _latex_line(map(_latex, header(columns))),
+        _latex_line(map(_latex, titles_of(table))),
         r"\midrule",
     ]
-    labels = map(_latex, grid.labels)
-    for row in cell_rows(labels, columns, r"\textbf{{{}}}".format, _latex_number):
-        lines.append(_latex_line(row))
+    for name, *cells in cell_rows(table, r"\textbf{{{}}}".format, _latex_number):
+        lines.append(_latex_line([_latex(name), *cells]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
 
 
@@ -295,58 +163,47 @@ def markup(text: str) -> str:
     return shown(text, "markup")
 
 
-def terminal(grid: Grid) -> Group:
-    """A grid as tables for rich, so many that each fits into a narrow terminal."""
-    tables = _narrow_tables(markup(grid.title), grid, grid.figures)
-    if grid.differences:
-        tables += _narrow_tables(None, grid, grid.differences, first=1)
-    if grid.against_local:
-        tables += _narrow_tables("compared with local training", grid, grid.against_local)
-    return Group(*tables, *(f"[dim]{markup(note)}[/dim]" for note in grid.notes))
+def terminal_tables(table: ReportTable) -> Group:
+    """A table as tables for rich, so many that each fits into a narrow terminal.
 
-
-def _narrow_tables(
-    title: str | None, grid: Grid, columns: Sequence[Column], first: int = 0
-) -> list[Table]:
-    """Distribute columns over tables. Labels and titles are folded, cells are not.
-
-    first: the first line to show
+    Labels and titles are folded, cells are not.
     """
-    label = min(LABEL, max(map(len, grid.labels)))
-    parts: list[list[Column]] = []
+    label = min(LABEL, max(map(len, (*table.labels, table.header))))
+    parts: list[list[ReportColumn]] = []
     left = 0
-    for column in columns:
+    for column in table.columns:
         if not parts or _width(column) > left:
             parts.append([])
             left = NARROW - label - 2
         parts[-1].append(column)
         left -= _width(column)
-    tables: list[Table] = []
+    tables: list[rich_table.Table] = []
     for part in parts:
-        table = plain_table(None if tables else title)
-        table.add_column("method", overflow="fold", width=max(label, len("method")))
+        drawn = frameless_table(None if tables else markup(table.title))
+        drawn.add_column(markup(table.header), overflow="fold", width=label)
         for column in part:
             width = _width(column) - 2
-            table.add_column(markup(column.title), justify="right", overflow="fold", width=width)
-        for name, *cells in cell_rows(grid.labels, part, "[bold]{}[/]".format)[first:]:
-            table.add_row(markup(name), *cells)
-        tables.append(table)
-    return tables
+            drawn.add_column(markup(column.title), justify="right", overflow="fold", width=width)
+        shown_part = ReportTable(table.title, table.header, table.labels, part)
+        for name, *cells in cell_rows(shown_part, "[bold]{}[/]".format):
+            drawn.add_row(markup(name), *cells)
+        tables.append(drawn)
+    return Group(*tables)
 
 
-def plain_table(title: str | None) -> Table:
+def frameless_table(title: str | None) -> rich_table.Table:
     """A table for rich with a line below its header and no frame."""
-    return Table(
+    return rich_table.Table(
         title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left"
     )
 
 
-def add_columns(table: Table, *titles: str, right: bool = False) -> None:
+def add_columns(table: rich_table.Table, *titles: str, right: bool = False) -> None:
     """Add columns that are never cropped: text is folded, numbers stay whole."""
     for title in titles:
         table.add_column(markup(title), justify="right" if right else "left", overflow="fold")
 
 
-def _width(column: Column) -> int:
+def _width(column: ReportColumn) -> int:
     """The columns of a terminal that a column takes, with two for the gap."""
     return 2 + max(map(len, (*column.cells, *column.title.split())))

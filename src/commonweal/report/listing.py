@@ -1,4 +1,4 @@
-"""What `commonweal list` shows, read from the source: importing torch would take seconds."""
+"""Contents of `commonweal list`, read from the source: importing torch would take seconds."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from commonweal.config.catalog import KINDS, Entry
 
 ROOT = Path(__file__).parents[1]
 LISTS = (*KINDS, "scores", "metrics")
-TABLES = ("SCORES", "DIAGNOSTICS")  # of commonweal.training.scores
+TABLES = ("SCORES", "DIAGNOSTICS")  # of commonweal.task.scores
 FAMILIES = ("mixture", "online", "direction", "reweighting", "combinator")  # as in docs/rules.md
 
 
@@ -46,9 +46,9 @@ def _metrics() -> dict[str, str]:
 
 
 def _scores() -> dict[str, str]:
-    """The scores of commonweal.training.scores, and what they mean."""
+    """The scores of commonweal.task.scores, and what they mean."""
     lines = {}
-    for node in _parse("commonweal.training.scores").body:
+    for node in _parse("commonweal.task.scores").body:
         if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) not in TABLES:
             continue
         assert isinstance(node.value, ast.Dict)

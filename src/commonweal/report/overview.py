@@ -1,41 +1,44 @@
-"""A comparison at a glance: the answer, three numbers, who gains and loses, and one table.
+"""A comparison at a glance: the verdict, three numbers, who gains and loses, and the tables.
 
-The page and the report begin with it.
+Terminal, report and page write the same overview.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
-from commonweal.analysis.compare import Result
-from commonweal.analysis.labels import data_name
-from commonweal.report.clients import NAMES, local_of, mean_of, samples_of
-from commonweal.report.comparison import Summary, answer, layout, worth_sentences
-from commonweal.report.formats import (
-    Column,
-    Grid,
+from commonweal.base.text import shortened
+from commonweal.record.record import Record
+from commonweal.report.clients import NAMES, client_lines
+from commonweal.report.formats import ReportColumn, ReportTable, gain_with_interval
+from commonweal.report.run_table import fallback_notes, promised, unequal_promises, weights_note
+from commonweal.study.comparison import Comparison
+from commonweal.study.given import GIVEN, Given
+from commonweal.study.judging import Judgement
+from commonweal.study.labels import data_name
+from commonweal.study.plan import ALONE
+from commonweal.study.results import Result
+from commonweal.study.units import (
+    METRICS,
     counted,
     decimals_of,
     in_points,
-    interval,
     points,
     scale,
-    score_name,
     show_score,
     unit,
+    written_score,
 )
-
-if TYPE_CHECKING:
-    from commonweal.report.compare import Comparison
+from commonweal.study.verdict import detectable
 
 MOST_NAMED = 5  # clients in a list of gains or losses
 MOST_OTHERS = 4  # methods in the note of a card
-FEW_SEEDS = 5  # below which more are suggested
-TAILS = {"worst_10": ("Worst 10 % of clients", "worst 10 %")}  # title of a card and of a column
-TAILS["worst"] = ("Worst client of each seed", "worst client")
+LOCAL = NAMES[ALONE]
+TAILS = {"worst_10": "Worst 10 % of clients", "worst": "Worst client"}  # titles of a card
 
 
 @dataclass(frozen=True)
@@ -56,106 +59,118 @@ class Named:
     clients: list[tuple[str, str]]
     more: int
 
-
-@dataclass(frozen=True)
-class Table:
-    """The labels of rows, and the columns next to them."""
-
-    labels: list[str]
-    columns: list[Column]
+    def __str__(self) -> str:
+        parts = [f"{shortened(name)} {gain}" for name, gain in self.clients]
+        more = f" and {self.more} more" if self.more else ""
+        return f"{self.title}: {', '.join(parts)}{more}."
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What a person should see first."""
+    """The results of a comparison that a person should see."""
 
     name: str  # of the data
-    sentence: str  # the answer
+    headline: str  # the verdict, or what can be said without local training
     about: str
     cards: list[Card]
     advice: list[str]
     named: list[Named]
-    table: Table
-    more: Table  # all columns
-    sentences: list[str]  # one per method: who gains and who loses
+    methods: ReportTable
+    numbers: ReportTable  # all metrics
+    gains: ReportTable | None  # over the first method, and on the way to pooled data
+    clients: ReportTable
     notes: list[str]
 
+    @property
+    def tables(self) -> dict[str, ReportTable]:
+        """The tables by name."""
+        tables = {"methods": self.methods, "numbers": self.numbers}
+        if self.gains is not None:
+            tables["gains"] = self.gains
+        return tables | {"clients": self.clients}
 
-def overview(comparison: "Comparison") -> Overview:
-    """Summarise a comparison by the models that clients use."""
-    summary = comparison.summary
-    grid = layout(summary)
+
+def overview(
+    comparison: Comparison, columns: Sequence[str] | None = None, decimals: int | None = None
+) -> Overview:
+    """Summarise a comparison by the models that clients use.
+
+    Args:
+        comparison: Of methods on the same data.
+        columns: The metrics of `numbers`.
+        decimals: Digits after the point; None for one of per cent.
+    """
+    comparison = comparison.with_curves(columns or ())
     return Overview(
         name=data_name(comparison.first),
-        sentence=answer(summary) or _first_sentence(summary),
-        about=_about(summary),
-        cards=_cards(summary, comparison),
-        advice=_advice(summary, any(result.personal for result in comparison.results)),
-        named=_named(summary),
-        table=_main_table(summary, grid, comparison.baselines),
-        more=Table(list(grid.labels), [*grid.columns, *grid.against_local]),
-        sentences=worth_sentences(summary),
-        notes=grid.notes,
+        headline=comparison.verdict or _first_sentence(comparison),
+        about=_about(comparison),
+        cards=_cards(comparison),
+        advice=_advice(comparison),
+        named=_named(comparison.judgement, comparison.score),
+        methods=_methods(comparison, decimals),
+        numbers=_numbers(comparison, columns, decimals),
+        gains=_gains(comparison, decimals),
+        clients=_clients(comparison),
+        notes=_notes(comparison),
     )
 
 
-def _first_sentence(summary: Summary) -> str:
-    """What can be said without local training: which method serves the worst clients best."""
-    first, *others = summary.labels
+def _first_sentence(comparison: Comparison) -> str:
+    """Return the headline without local training: the method that serves the worst clients best."""
+    first, *others = comparison.results
     if not others:
-        value = show_score(float(summary.values["mean"].mean()), summary.score, 1)
-        return f"{first}: {value} on average over {summary.clients} clients."
-    *_, differences = summary.differences.values()  # of the worst clients
-    best = max(differences, key=lambda paired: summary.sign * paired.difference)
-    gain = summary.sign * best.difference
-    if best.significant and gain > 0:
-        text = in_points(points(gain, summary.score), summary.score)
-        name = others[differences.index(best)]
-        return f"{name} serves the worst clients significantly better than {first}: {text}."
-    seeds = "one seed" if summary.seeds == 1 else f"{summary.seeds} seeds"
-    return f"No method is significantly better than {first} for the worst clients with {seeds}."
+        value = show_score(first.metric("mean"), comparison.score, 1)
+        return f"{first.label}: {value} on average over {len(first.clients)} clients."
+    gains = comparison.contrasts.get(comparison.tail, {})
+    better = [label for label in gains if gains[label].significant and gains[label].difference > 0]
+    if not better:
+        return f"No method is significantly better than {first.label} for the worst clients."
+    best = max(better, key=lambda label: gains[label].difference)
+    gain = in_points(points(gains[best].difference, comparison.score), comparison.score)
+    return f"{best} serves the worst clients significantly better than {first.label}: {gain}."
 
 
-def _about(summary: Summary) -> str:
-    seeds = "One seed" if summary.seeds == 1 else f"{summary.seeds} seeds"
-    name = score_name(summary.score)
-    lower = " (lower is better)" if summary.sign < 0 else ""
+def _about(comparison: Comparison) -> str:
+    name = written_score(comparison.score)
+    lower = " (lower is better)" if comparison.results[0].lower_is_better else ""
+    clients = counted(len(comparison.results[0].clients), "client")
     text = (
-        f"{name[0].upper()}{name[1:]}{lower} of {summary.clients} clients on their test samples. "
-        f"{seeds}; differences at 95 % confidence."
+        f"{name[0].upper()}{name[1:]}{lower} of {clients} on their test samples, "
+        f"{counted(comparison.seeds, 'seed')}."
     )
-    if not summary.gains:
-        text += " Local training was not run: compare with --baselines to see whether joining pays."
+    if comparison.local is None:
+        text += " Local training was not run: --baselines adds it, and shows whether joining helps."
     return text
 
 
-def _cards(summary: Summary, comparison: "Comparison") -> list[Card]:
+def _cards(comparison: Comparison) -> list[Card]:
     """The gain over local training, the worst clients, and the client that is served worst."""
-    score = summary.score
+    score = comparison.score
+    label = NAMES.get(comparison.headline, comparison.headline)
     cards = []
-    label = summary.labels[0]
-    if summary.best is not None:
-        label = summary.best.label
-        gained = {gains.label: points(gains.mean.difference, score) for gains in summary.gains}
-        note = f"with {label}{_others(gained, label)}"
-        mean = summary.best.mean
-        half = in_points(points((mean.high - mean.low) / 2, score)[1:], score)
-        half = "" if math.isnan(mean.low) else f"±{half}"
-        cards.append(Card("Mean gain over local training", gained[label], half, note))
-    shown = {}
-    for name, by_seed in zip(summary.labels, summary.values[summary.tail], strict=True):
-        shown[name] = show_score(float(by_seed.mean()), score, 1)
-    local = local_of(comparison.baselines)
-    if local is not None:
-        shown["local"] = show_score(mean_of(local, summary.tail), score, 1)
-    title, _ = TAILS[summary.tail]
-    cards.append(Card(title, shown[label], "", f"with {label}{_others(shown, label)}"))
-    result = comparison.used[summary.labels.index(label)]
-    means = result.scores.mean(0)
-    k = int((summary.sign * means).argmin())
-    samples = counted(samples_of(comparison.first).get(result.clients[k], 0), "test sample")
-    name = f"{result.clients[k]} {show_score(float(means[k]), score, 1)}"
-    cards.append(Card("Served worst", name, "", f"with {label}; {samples}"))
+    judgement = comparison.judgement
+    if judgement is not None:
+        gains = {}
+        for method, own in judgement.methods.items():
+            gains[NAMES.get(method, method)] = points(own.gain, score)
+        ends = ""
+        if not math.isnan(judgement.low):
+            ends = f"{points(judgement.low, score)} to {points(judgement.high, score)}"
+        note = f"with {label}{_others(gains, label)}"
+        cards.append(Card("Mean gain over local training", gains[label], ends, note))
+    tails = {}
+    for result in (*comparison.results, *comparison.baselines):
+        name = NAMES.get(result.label, result.label)
+        tails[name] = show_score(result.metric(comparison.tail), score, 1)
+    note = f"with {label}{_others(tails, label)}"
+    cards.append(Card(TAILS[comparison.tail], tails[label], "", note))
+    result = next(own for own in comparison.results if own.label == comparison.headline)
+    sign = -1 if result.lower_is_better else 1
+    k = int((sign * result.means).argmin())
+    samples = counted(comparison.samples.get(result.clients[k], 0), "test sample")
+    value = f"{shortened(result.clients[k])} {show_score(float(result.means[k]), score, 1)}"
+    cards.append(Card("Served worst", value, "", f"with {label}; {samples}"))
     return cards
 
 
@@ -166,73 +181,294 @@ def _others(values: Mapping[str, str], label: str) -> str:
     return "".join(others[:MOST_OTHERS]) + more
 
 
-def _advice(summary: Summary, has_personal: bool) -> list[str]:
-    """What to do next. has_personal: whether personal methods were tried"""
-    best = summary.best
-    if best is None:
+def _advice(comparison: Comparison) -> list[str]:
+    """Return the next step for the user."""
+    judgement = comparison.judgement
+    if judgement is None or judgement.says == "cannot be decided":
         return []
-    advice = []
-    if len(best.better) > len(best.worse):
-        advice.append(f"Take {best.label}.")
-        if best.worse:
-            some = ", ".join(client.client for client in best.worse[:MOST_NAMED])
+    if judgement.says == "helps":
+        if judgement.method == GIVEN:
+            return []
+        advice = [f"Take {judgement.method}."]
+        worse = judgement.worse[judgement.method]
+        if worse:
+            some = ", ".join(worse[:MOST_NAMED])
             advice.append(f"Let {some} keep to local training, or try a personal method.")
-    elif best.worse and has_personal:
-        advice.append("Keep to local training: no method that was tried serves clients better.")
-    elif best.worse:
-        advice.append("Do not share one model: try personal methods such as blend or fine-tune.")
-        advice.append("commonweal compare FILE client=blend")
-    if summary.seeds < FEW_SEEDS and best.unclear:
-        advice.append("Run more seeds:")
-        advice.append(f"commonweal compare FILE --seeds {FEW_SEEDS}")
-    return advice
+        return advice
+    if comparison.global_models:  # personal methods were tried
+        return ["Keep to local training: no method that was tried serves clients better."]
+    return [
+        "Do not share one model: try personal methods such as blend or fine-tune.",
+        "commonweal compare FILE client=blend",
+    ]
 
 
-def _named(summary: Summary) -> list[Named]:
-    """Who gains most with the best method, and whom it and the first one leave behind."""
-    best = summary.best
-    if best is None:
+def _named(judgement: Judgement | None, score: str) -> list[Named]:
+    """List the clients that gain and lose significantly by method, that of the headline first."""
+    if judgement is None:
         return []
-    lists = {f"Gain most with {best.label}": best.better}
-    for gained in (best, summary.gains[0]):
-        lists[f"Left behind by {gained.label}"] = gained.worse
     named = []
-    for title, clients in lists.items():
-        if clients:
-            shown = clients[:MOST_NAMED]
-            pairs = [(client.client, points(client.gain, summary.score)) for client in shown]
-            named.append(Named(title, pairs, len(clients) - len(shown)))
+    for method in sorted(judgement.methods, key=lambda name: name != judgement.method):
+        for word, clients in (("better", judgement.better), ("worse", judgement.worse)):
+            names = clients[method]
+            if names:
+                gains = judgement.clients[method]
+                shown = [(name, points(gains[name].gain, score)) for name in names[:MOST_NAMED]]
+                title = (
+                    f"Significantly {word} off with {NAMES.get(method, method)} than with {LOCAL}"
+                )
+                named.append(Named(title, shown, len(names) - len(shown)))
     return named
 
 
-def _main_table(summary: Summary, grid: Grid, baselines: Sequence[Result]) -> Table:
-    """One row per method: worst 10 %, mean, gains, who is better off, and seeds."""
-    figures = dict(zip(summary.values, grid.figures, strict=True))
-    gains = dict(zip(summary.differences, grid.differences, strict=False))
-    per_cent = " (%)" if unit(summary.score) else ""
-    empty = [""] * len(baselines)
+# Tables
+
+
+def _methods(comparison: Comparison, decimals: int | None) -> ReportTable:
+    """A line per method: the mean and the worst clients, and the gains over local training."""
+    score = comparison.score
+    rows = [*comparison.results, *comparison.baselines]
     columns = []
-    for key, title in ((summary.tail, TAILS[summary.tail][1]), ("mean", "mean")):
-        means = [*summary.values[key].mean(1)]
-        for baseline in baselines:
-            means.append(mean_of(baseline, key))
-        digits = decimals_of(summary.score, np.array(means))
-        cells = [f"{scale(summary.score) * mean:.{digits}f}" for mean in means]
-        columns.append(Column(title + per_cent, cells, figures[key].best))
-        if key in gains and not (key == "mean" and summary.gains):
-            columns.append(gains[key]._replace(cells=[*gains[key].cells, *empty]))
-    if summary.gains:
-        over_local = Column("mean gain over local", [])
-        counts = Column("clients better · n.s. · worse than local", [])
-        for gained in summary.gains:
-            over_local.cells.append(interval(gained.mean, summary.score))
-            better, worse = len(gained.better), len(gained.worse)
-            counts.cells.append(f"{better} · {gained.unclear} · {worse}")
-        over_local.cells.extend(empty)
-        counts.cells.extend(empty)
-        columns += [over_local, counts]
-    labels = [*summary.labels]
-    for baseline in baselines:
-        labels.append(NAMES.get(baseline.label, baseline.label))
-    columns.append(Column("seeds", [str(summary.seeds)] * len(labels)))
-    return Table(labels, columns)
+    for key in ("mean", comparison.tail):
+        values = np.array([result.metric(key) for result in rows])
+        digits = decimals_of(score, values, decimals)
+        cells = [f"{scale(score) * value:.{digits}f}" for value in values]
+        columns.append(ReportColumn(METRICS[key].title, cells, _place(comparison, key)))
+    judgement = comparison.judgement
+    if judgement is not None:
+        gain = ReportColumn("mean gain over local training", [])
+        counts = ReportColumn("clients better · n.s. · worse", [])
+        for result in rows:
+            own = judgement.methods.get(result.label)
+            if own is None:
+                gain.cells.append("")
+                counts.cells.append("")
+                continue
+            gain.cells.append(gain_with_interval(own.gain, own.low, own.high, score, decimals))
+            better = len(judgement.better[result.label])
+            worse = len(judgement.worse[result.label])
+            rest = len(judgement.clients[result.label]) - better - worse
+            counts.cells.append(f"{better} · {rest} · {worse}")
+        columns += [gain, counts]
+    return ReportTable(f"Methods: {_title(comparison)}", "method", _labels(rows), columns)
+
+
+def _labels(results: Sequence[Result]) -> list[str]:
+    return [NAMES.get(result.label, result.label) for result in results]
+
+
+def _title(comparison: Comparison) -> str:
+    per_cent = " in %" if unit(comparison.score) else ""
+    return f"{comparison.score} of {len(comparison.results[0].clients)} clients{per_cent}"
+
+
+def _place(comparison: Comparison, key: str) -> int | None:
+    """The row of the method that is significantly better than all others."""
+    labels = [result.label for result in comparison.results]
+    best = comparison.best.get(key)
+    return None if best is None else labels.index(best)
+
+
+def _numbers(
+    comparison: Comparison, columns: Sequence[str] | None, decimals: int | None
+) -> ReportTable:
+    """Metrics over clients, each with its spread over seeds."""
+    rows = [*comparison.results, *comparison.global_models, *comparison.baselines]
+    title = f"All numbers: {_title(comparison)}"
+    if comparison.seeds > 1:
+        title += f", ± spread over {comparison.seeds} seeds"
+    written = []
+    for key in comparison.columns(columns):
+        cells = _figures(rows, key, comparison.score, decimals)
+        written.append(ReportColumn(METRICS[key].title, cells, _place(comparison, key)))
+    return ReportTable(title, "method", _labels(rows), written)
+
+
+def _figures(rows: Sequence[Result], key: str, score: str, decimals: int | None) -> list[str]:
+    metric = METRICS[key]
+    factor = scale(score) if metric.in_score_units else 1.0
+    if key == "variance":
+        factor = scale(score) ** 2
+    values = factor * np.array([result.metric(key) for result in rows])
+    digits = metric.digits if decimals is None else decimals
+    if metric.in_score_units:
+        digits = decimals_of(score, values, decimals)
+    cells = []
+    for result, value in zip(rows, values.tolist(), strict=True):
+        if math.isnan(value):
+            cells.append("-")
+            continue
+        spread = f"±{factor * result.spread(key):.{digits}f}" if result.seeds > 1 else ""
+        cells.append(f"{value:.{digits}f}{spread}")
+    return cells
+
+
+def _gains(comparison: Comparison, decimals: int | None) -> ReportTable | None:
+    """Gains over the first method, largest losses, and the way to pooled data."""
+    first, *others = comparison.results
+    rows = comparison.results
+    score, judgement = comparison.score, comparison.judgement
+    columns = []
+    for key, by_label in comparison.contrasts.items() if others else ():
+        cells = [""]
+        for result in others:
+            gain = by_label.get(result.label)
+            cells.append("-" if gain is None else gain_with_interval(*gain[:3], score, decimals))
+        columns.append(ReportColumn(f"gain in {METRICS[key].title} over {first.label}", cells))
+    if comparison.against:
+        columns += _changes(comparison, decimals)
+    if judgement is not None:
+        losses = ReportColumn("largest loss of a client to local training", [])
+        for result in rows:
+            own = judgement.clients.get(result.label, {})
+            lowest = min((client.gain for client in own.values()), default=0.0)
+            losses.cells.append(points(lowest, score, decimals) if lowest < 0 else "none")
+        columns.append(losses)
+    shares = [comparison.share_of_pooled(result.label) for result in rows]
+    if any(share is not None for share in shares):
+        cells = ["-" if share is None else f"{100 * share:.0f} %" for share in shares]
+        columns.append(ReportColumn("of the way from local to pooled training", cells))
+    if not columns:
+        return None
+    return ReportTable("Gains and losses", "method", _labels(rows), columns)
+
+
+def _clients(comparison: Comparison) -> ReportTable:
+    """Every client's scores, gain, and what it is given."""
+    table = client_lines(comparison).table()
+    if comparison.given is None:
+        return table
+    votes = comparison.given.votes
+    cells = [_given_cell(votes.get(name, Counter())) for name in table.labels]
+    columns = [ReportColumn("given", cells), *table.columns]
+    return replace(table, columns=columns)
+
+
+def _given_cell(votes: Counter[str]) -> str:
+    """Return the model that a client is given, and in how many seeds where they differ."""
+    parts = []
+    for method, count in votes.most_common():
+        name = NAMES.get(method, method)
+        parts.append(name if len(votes) == 1 else f"{name} ({count} of {votes.total()} seeds)")
+    return ", ".join(parts)
+
+
+def _changes(comparison: Comparison, decimals: int | None) -> list[ReportColumn]:
+    """Return how many suffering clients improved and thriving ones degraded, with mean gains."""
+    suffering = ReportColumn("suffering improved", [])
+    thriving = ReportColumn("thriving degraded", [])
+    sign = -1 if comparison.results[0].lower_is_better else 1
+    for result in comparison.results:
+        change = comparison.against.get(result.label)
+        if change is None:
+            suffering.cells.append("")
+            thriving.cells.append("")
+            continue
+        gain = points(sign * change.suffering_change, comparison.score, decimals)
+        suffering.cells.append(f"{100 * change.suffering_improved:.0f} % ({gain})")
+        gain = points(sign * change.thriving_change, comparison.score, decimals)
+        thriving.cells.append(f"{100 * change.thriving_degraded:.0f} % ({gain})")
+    return [suffering, thriving]
+
+
+# Notes
+
+
+def notes_on_verdict(comparison: Comparison) -> list[str]:
+    """Explain the basis of the verdict and its intervals."""
+    notes = []
+    judgement = comparison.judgement
+    if comparison.given is not None:
+        notes += _about_given(comparison.given)
+    elif judgement is not None and judgement.corrected < len(judgement.methods):
+        notes.append(f"{judgement.method} has the best scores on validation samples")
+    if judgement is not None:
+        if not any((*judgement.better.values(), *judgement.worse.values())):
+            notes.append("no single client's gain or loss is significant")
+        notes.append(_about_intervals(judgement))
+        if not math.isnan(judgement.new_low):
+            low = points(judgement.new_low, comparison.score)
+            high = points(judgement.new_high, comparison.score)
+            notes.append(
+                f"for new clients like these, the mean gain with {judgement.method} is between "
+                f"{low} and {high} (95 % interval over clients)"
+            )
+        if judgement.says != "cannot be decided":
+            text = detectable(judgement, comparison.score)
+            notes.append(text[0].lower() + text[1:-1])
+    elif comparison.contrasts:
+        notes.append("[low, high]: 95 % intervals over test samples, corrected for all methods")
+    return notes
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """Explain the numbers."""
+    notes = notes_on_verdict(comparison)
+    if comparison.seeds > 1:
+        notes.append("±: how much the number varies between seeds, not how certain it is")
+    if comparison.best:
+        notes.append("bold: significantly better than all other methods")
+    if comparison.against:
+        side = ("above", "below") if comparison.results[0].lower_is_better else ("below", "above")
+        notes.append(
+            f"suffering, thriving: clients {side[0]}, {side[1]} FedAvg's mean; how many of them "
+            "improved or degraded, and their mean gain"
+        )
+    if comparison.global_models:
+        notes.append(
+            "global model: what the server trains, where the clients of a method use others"
+        )
+    notes += unequal_promises(comparison.methods)
+    for label, records in comparison.records.items():
+        notes += [f"{label}: {note}" for note in _about_runs(records)]
+        kinds = weights_note(records)
+        if kinds and f"{label}: {kinds}" not in notes:
+            notes.append(f"{label}: {kinds}")
+    return notes
+
+
+def _about_runs(records: Sequence[Record]) -> list[str]:
+    """Return the remarks on the runs of a method, every remark once."""
+    notes: dict[str, None] = {}
+    for record in records:
+        notes |= dict.fromkeys([*promised(record), *fallback_notes(record)])
+        if not record.finished:
+            notes[f"{record.folder} has {len(record.rounds)} of {record.total} rounds so far"] = (
+                None
+            )
+    return list(notes)
+
+
+EVIDENCE = {  # by the way of choosing
+    "safe": "by its own validation samples: it leaves local training where they show with 95 % "
+    "confidence that another model is better",
+    "likely": "by its own validation samples: it leaves local training where another model is "
+    "better on them",
+    "proved": "by its own validation samples: it leaves local training where they prove that "
+    "another model is better",
+}
+
+
+def _about_given(given: Given) -> list[str]:
+    """Describe how models were chosen, and on which samples they were trained."""
+    notes = []
+    if given.how in EVIDENCE:
+        notes.append(f"each client's model was chosen {EVIDENCE[given.how]}")
+    notes += given.notes
+    for method in dict.fromkeys(chain(*given.votes.values())):
+        kinds = weights_note(list(given.runs[method].values()))
+        if kinds:
+            notes.append(f"{method}: {kinds}")
+    if given.refit:
+        notes.append("after the choice all models were trained again, on validation samples, too")
+    return notes
+
+
+def _about_intervals(judgement: Judgement) -> str:
+    clients = len(judgement.clients[judgement.method])
+    methods = len(judgement.methods)
+    return (
+        "[low, high]: 95 % intervals of these clients' gains on new samples; n.s.: not "
+        f"significant. Clients better or worse are corrected for {counted(clients, 'client')} and "
+        f"{counted(methods, 'method')} (Holm)"
+    )

@@ -14,12 +14,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from commonweal.analysis.compare import Step
-from commonweal.analysis.plan import Cell
 from commonweal.base.text import shortened
 from commonweal.jobs.rounds import Round
-from commonweal.report.formats import markup, show_score
-from commonweal.training.scores import find
+from commonweal.report.formats import markup
+from commonweal.study.compare import Step
+from commonweal.study.plan import Cell
+from commonweal.study.units import show_score
+from commonweal.task.scores import find_score
 
 TITLE = TextColumn("{task.description}")
 PERCENTAGE = TextColumn("{task.percentage:>3.0f} %")
@@ -63,7 +64,7 @@ def comparison_bar(
                 return
             k = position[step.cell.folder]
             number = rounds[k] if step.round is None else step.round.number
-            title = f"{k + 1}/{len(plan)} {step.cell.label}, seed {step.cell.experiment.seed}"
+            title = f"{k + 1}/{len(plan)} {step.cell.label}, seed {step.cell.seed}"
             completed = sum(rounds[:k]) + number
             bar.update(job, completed=completed, description=markup(title), visible=True)
             if step.round is not None and (worst := _worst(step.round)):
@@ -93,7 +94,7 @@ def _worst(done: Round) -> str:
     if done.evaluation is None or done.job.algorithm.promise is not None:
         return ""
     values = done.evaluation.score
-    lower = find(done.job.task.score).lower_is_better
+    lower = find_score(done.job.task.score).lower_is_better
     worst = int((-values if lower else values).nan_to_num(nan=float("inf")).argmin())
     shown = show_score(float(values[worst]), done.job.task.score, 1)
     return markup(f"worst: {shortened(done.job.population.names[worst])} {shown}")

@@ -1,8 +1,8 @@
-"""What a user should know about a run while it runs: every kind of remark once."""
+"""Remarks on a run while it runs: every kind of remark once."""
 
 from collections.abc import Callable, Mapping
 
-from commonweal.analysis import describe
+from commonweal.data import describe
 from commonweal.jobs.job import Job
 from commonweal.jobs.rounds import Round
 

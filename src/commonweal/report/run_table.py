@@ -5,30 +5,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
 from commonweal import metrics
-from commonweal.analysis import curves
-from commonweal.analysis.interpolation import Curve
 from commonweal.base.text import shortened
 from commonweal.record.final import Bounds, Final, read_final
 from commonweal.record.record import Record
 from commonweal.record.rounds import ClientTable, RoundRecord
-from commonweal.report.formats import (
-    METRICS,
-    add_columns,
-    counted,
-    markup,
-    show_client,
-    show_score,
-    sign_of,
-    worst_first,
-)
+from commonweal.report.formats import add_columns, markup, show_client
+from commonweal.study import curves
+from commonweal.study.interpolation import Curve
+from commonweal.study.units import METRICS, counted, show_score, sign_of, worst_first
+from commonweal.task.intervals import FEW
 from commonweal.training.evaluation import Evaluation
-from commonweal.training.intervals import FEW
 
+KINDS = {  # of models, in words
+    "network": "network",
+    "partners": "partners (global and tuned models)",
+    "linear": "linear model",
+    "forest": "forest",
+    "boosting": "boosting",
+}
 ALL = 40  # clients that a run's table shows; of more, SHOWN at each end
 SHOWN = 5
 UNSTABLE = -1.0  # a mean R^2
@@ -48,6 +48,15 @@ def run_summary(record: Record) -> dict[str, object]:
         summary["privacy"] = asdict(record.facts.privacy)
     if record.facts.taken is not None:
         summary["taken"] = record.facts.taken
+    weights = read_final(record.folder).weights
+    if weights:
+        summary["weights"] = {
+            kind: dict(zip(record.clients().names, values, strict=True))
+            for kind, values in weights.items()
+        }
+    importance = read_final(record.folder).importance
+    if importance:
+        summary["importance"] = importance
     if last is None:
         return summary | {"clients": []}
     if last.personal:
@@ -81,7 +90,7 @@ class _Model(NamedTuple):
 
 
 def promised(record: Record) -> list[str]:
-    """What a private run promises, what it costs, and what is outside the promise."""
+    """Return what a private run promises, what it costs, and what is outside the promise."""
     promise = record.facts.privacy
     if promise is None:
         return []
@@ -119,7 +128,7 @@ def result(record: Record) -> Group:
     add_columns(table, "over clients")
     for model in models:
         add_columns(table, model.title, right=True)
-    more = _client_columns(last, clients)
+    more = _client_columns(last, clients, read_final(record.folder))
     add_columns(table, *more, right=True)
     for key in last.metrics:
         if key in METRICS:
@@ -134,8 +143,8 @@ def result(record: Record) -> Group:
     return Group(table, *map(markup, _notes(record, clients, models[0])))
 
 
-def _client_columns(last: RoundRecord, clients: ClientTable) -> dict[str, list[str]]:
-    """What is known of clients in addition to their scores, by the title of a column."""
+def _client_columns(last: RoundRecord, clients: ClientTable, final: Final) -> dict[str, list[str]]:
+    """Return what is known of clients besides their scores, by the title of a column."""
     columns = {}
     if last.mixture:
         columns["mixture"] = [f"{last.mixture.get(name, math.nan):.3f}" for name in clients.names]
@@ -145,7 +154,33 @@ def _client_columns(last: RoundRecord, clients: ClientTable) -> dict[str, list[s
     personal = clients.evaluation.personal
     if personal is not None and personal.partners is not None:
         columns["weight of partners"] = [f"{part:.2f}" for part in personal.partners.tolist()]
+    if final.weights:
+        count = len(clients.names)
+        columns["largest weight"] = [_largest(final.weights, k) for k in range(count)]
     return columns
+
+
+def _largest(weights: Mapping[str, Sequence[float | None]], k: int) -> str:
+    """The kind of model that counts most in what a client predicts with."""
+    own = {kind: value for kind, values in weights.items() if (value := values[k]) is not None}
+    if not own:
+        return "-"
+    kind = max(own, key=lambda kind: own[kind])
+    return f"{kind} {100 * own[kind]:.0f} %"
+
+
+def weights_note(records: Sequence[Record]) -> str:
+    """The kinds of models that clients mix, by their mean weights over clients; empty: one kind."""
+    known: dict[str, list[float]] = {}
+    for record in records:
+        for kind, weights in read_final(record.folder).weights.items():
+            known.setdefault(kind, []).extend(w for w in weights if w is not None)
+    if not any(known.values()):
+        return ""
+    means = {kind: float(np.mean(weights)) for kind, weights in known.items()}
+    ranked = sorted(means, key=lambda kind: -means[kind])
+    parts = [f"{KINDS[kind]} {100 * means[kind]:.0f} %" for kind in ranked]
+    return f"what clients predict with, by mean weight: {', '.join(parts)}"
 
 
 def _models(last: RoundRecord, evaluation: Evaluation, final: Final) -> list[_Model]:
@@ -195,12 +230,12 @@ def _ends(model: _Model) -> list[int]:
 
 
 def _scored(model: _Model) -> int:
-    """How many clients have a score."""
+    """Return the number of clients that have a score."""
     return len(model.clients) - sum(map(math.isnan, model.clients))
 
 
 def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
-    """What a reader of a run's table should know."""
+    """Return notes on a run for the readers of its table."""
     notes = []
     final = read_final(record.folder)
     if model.bounds is not None:
@@ -209,7 +244,7 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
         )
     notes += _final_notes(final, clients.names, model)
     notes += _random_partition(record)
-    if model.score == "r2" and model.metrics.get("mean", 0.0) < UNSTABLE:
+    if model.score == "r2-pooled" and model.metrics.get("mean", 0.0) < UNSTABLE:
         notes.append(
             "R^2 is far below 0, worse than a constant: training is unstable; lower client.lr, or "
             "set client.clip=1"
@@ -219,6 +254,9 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
     if record.facts.taken:
         parts = [f"{count} {name}" for name, count in record.facts.taken.items()]
         notes.append(f"what clients take: {', '.join(parts)}")
+    kinds = weights_note([record])
+    if kinds:
+        notes.append(kinds)
     majority = record.facts.majority
     if majority is not None and model.score == "accuracy":
         notes.append(f"always predicting the most frequent class: {100 * majority:.1f} % right")
@@ -244,7 +282,7 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
 
 
 def _descent_notes(record: Record) -> list[str]:
-    """How a rule that chooses a direction descended: |d_t| and rho_t (AdaFed, eq. 31)."""
+    """Describe the descent of a rule that chooses a direction: |d_t| and rho_t (AdaFed, eq. 31)."""
     first, last = record.rounds[0].length, record.evaluated[-1].length
     if first is None or last is None:
         return []
@@ -282,6 +320,9 @@ def _final_notes(final: Final, names: Sequence[str], model: _Model) -> list[str]
             f"{threshold.samples} validation samples: {', '.join(changes)} (means over clients on "
             "test samples); predict and export use it"
         )
+    if final.importance:
+        shares = [f"{name} {100 * s:.0f} %" for name, s in list(final.importance.items())[:SHOWN]]
+        notes.append(f"importance (gain of the splits by a column): {', '.join(shares)}")
     bounds = model.bounds
     if bounds is None or bounds.unit == "rows":
         return notes
@@ -296,7 +337,7 @@ def _final_notes(final: Final, names: Sequence[str], model: _Model) -> list[str]
 
 
 def _random_partition(record: Record) -> list[str]:
-    """Whether the clients of a table are no sites, but a partition."""
+    """Return whether the clients of a table are no sites, but a partition."""
     partition = record.experiment.get("partition")
     if record.part("dataset") != "table" or not isinstance(partition, dict):
         return []
@@ -330,7 +371,7 @@ def _chosen_notes(record: Record, score: str) -> list[str]:
 
 
 def unseen_sentence(evaluation: Evaluation, score: str) -> str:
-    """What clients get that took no part in training, and what new clients will get at least."""
+    """Describe the scores of clients that took no part, and a lower bound for new clients."""
     values = evaluation.score[evaluation.scored]
     lower = sign_of(score) < 0
     mean = show_score(float(values.mean()), score)
@@ -360,7 +401,7 @@ def small_test_sets(clients: ClientTable, score: str) -> str:
 
 
 def choices(curve: Curve, score: str) -> Table:
-    """What clients get by each choice of a model between the global and the personal one."""
+    """Describe the scores of each choice between the global and the personal model."""
     table = Table(title=f"{score} over {len(curve.names)} clients")
     add_columns(table, "mixing coefficient m, global (0) to personal model (1)")
     add_columns(table, "mean", "worst", right=True)

@@ -17,7 +17,7 @@ from commonweal.rules.fedmgda import FedMGDA
 from commonweal.rules.fedmgda_plus import FedMGDAPlus
 from commonweal.rules.gifair import GIFAIR
 from commonweal.rules.grouped import Grouped
-from commonweal.rules.guarded import Guarded
+from commonweal.rules.guard.guarded import Guarded
 from commonweal.rules.maxfl import MaxFL
 from commonweal.rules.owa import OWA
 from commonweal.rules.propfair import PropFair

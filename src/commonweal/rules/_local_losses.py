@@ -51,7 +51,7 @@ class LocalLosses(Rule):
         return {**super().init(setting), "alone": losses}
 
     def above_local(self, losses: Tensor, ids: Tensor, alone: Tensor) -> Tensor:
-        """How far losses (S,) are above the local ones of the clients 0, 1, ... (K,).
+        """Return the distances of losses (S,) above the local ones of the clients 0, 1, ... (K,).
 
         Late clients have the mean of the others' local losses.
         """

@@ -22,7 +22,7 @@ from commonweal.data.population import Setting
 from commonweal.rules.online import CDF, Scale, check_range, response
 from commonweal.rules.private_forms import PrivateAAggFFD
 from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
-from commonweal.rules.sparse_table import empty_table, lookup, put
+from commonweal.rules.sparse_table import empty_table, lookup, put_numbers
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class AAggFFD(Rule):
         c = lookup(state, reports.ids) - spread * (cdf - cdf.mean()) / (1 + mean)
         t = int(state["t"])
         rate = self._rate(t, reports.clients, sampled)
-        following = put(state, reports.ids, c)
+        following = put_numbers(state, reports.ids, c)
         following |= {
             "t": torch.tensor(t + 1),
             "sampled": torch.tensor(sampled, dtype=torch.float64),

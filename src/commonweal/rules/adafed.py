@@ -152,7 +152,7 @@ def _cosines(gram: Tensor) -> Tensor:
 
 
 def _dependent(gram: Tensor) -> bool:
-    """Whether a combination of updates may have the length 0, so that a convex one may."""
+    """Return whether a combination of updates may have the length 0, so that a convex one may."""
     if len(gram) < 2 or not gram.diagonal().all():
         return False
     # |lam|^2 >= 1 / S: a short combination has a small eigenvalue.

@@ -16,7 +16,7 @@ from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import CDF, Scale, check_range, response
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
-from commonweal.rules.sparse_table import empty_table, lookup, put
+from commonweal.rules.sparse_table import empty_table, lookup, put_numbers
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EG(Rule):
         r = self.response(reports.losses)
         # log p, up to what is common to all clients: absent ones, at the mean, keep theirs.
         exponent = lookup(state, reports.ids) + self.lr * (r - r.mean())
-        return Decision(torch.softmax(exponent, 0), put(state, reports.ids, exponent))
+        return Decision(torch.softmax(exponent, 0), put_numbers(state, reports.ids, exponent))
 
     def response(self, losses: Tensor) -> Tensor:
         return response(losses, self.cdf, 1.0, scale=self.scale)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.arguments import check_bounds
+from commonweal.base.shares import product
 from commonweal.rules._lengths import as_long_as_the_mean
 from commonweal.rules.rule import Grid, Kind, Reports, Stateless
 
@@ -42,7 +43,7 @@ class FedFV(Stateless):
         size = len(gram)
         by_id = reports.ids.argsort()  # decides between equal losses
         order = by_id[reports.losses[by_id].argsort(stable=True)]
-        projected = order[: math.ceil((size - 1) * (1 - self.alpha))]
+        projected = order[: math.ceil(product(1 - self.alpha, size - 1))]
         # Rows are the v_i as combinations of updates, so that the Gram matrix is all it takes.
         v = torch.eye(size, dtype=torch.float64)
         for j in order.tolist():

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors
-from commonweal.privacy.form import Federated, PrivateForm, Weighed, number, tracked
 from commonweal.rules.online import CDF, scaled_cdf
+from commonweal.rules.private_form import Federated, PrivateForm, Weighed, number, tracked
 
 LEAST_LOSS = 0.01  # of the mean loss, relative to the bound
 LEAST_WEIGHT = 0.2  # of the mean weight, by which weights are divided

@@ -29,7 +29,7 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError, DataError, DivergedError
 from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
-from commonweal.privacy.form import PrivateForm
+from commonweal.rules.private_form import PrivateForm
 
 Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
@@ -48,7 +48,7 @@ BLOCK = 1 << 14  # columns of the updates that are held in float64 at a time: th
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reports:
-    """What S of K clients tell the server in a round.
+    """The reports of S of K clients to the server in a round.
 
     Values that a rule cannot use raise `DataError` here, with the client's id: shapes that differ,
     an id given twice, a size that is not above 0, a loss or an update that is not finite. A score
@@ -191,7 +191,7 @@ def _check_shapes(columns: Mapping[str, Tensor]) -> None:
 
 
 def _unusable(columns: Mapping[str, Tensor]) -> dict[int, str]:
-    """Why the values of some clients cannot be used, by id."""
+    """Return the reasons why the values of some clients cannot be used, by id."""
     reasons: dict[int, str] = {}
     for name, singular in COLUMNS.items():
         if singular is None or name not in columns:
@@ -225,7 +225,7 @@ def required(value: Tensor | None, what: str) -> Tensor:
 
 
 class Descent(NamedTuple):
-    """What a direction promises: to first order, a client's loss falls by its rate."""
+    """The promise of a direction: to first order, a client's loss falls by its rate."""
 
     length: float  # |d|, of the direction
     rates: Tensor  # (S,) <u_k, d>
@@ -240,7 +240,7 @@ class Descent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """How much each report counts, and why some do not count as they were sent.
+    """The weights of the reports, and the reasons why some do not count as they were sent.
 
     Attributes:
         weights: the weights (S,), in the order of the reports.
@@ -280,7 +280,7 @@ def decide(rule: "Rule", reports: Reports, state: State) -> Decision:
 
 
 def unusable(weights: object, size: int) -> str | None:
-    """What is wrong with the weights of so many reports, apart from their values."""
+    """Describe what is wrong with the weights of so many reports, apart from their values."""
     if not isinstance(weights, Tensor):
         return f"weights are {weights!r:.80}, not a tensor"
     if weights.shape != (size,):
@@ -301,24 +301,24 @@ class Kind(NamedTuple):
 
 
 class Rule:
-    """How much each report counts. Pure: hyper-parameters are fields, memory is a value."""
+    """A function from reports to their weights. Pure: fields do not change, memory is a value."""
 
     kind: ClassVar[Kind] = Kind("reweighting", "", "")  # for authors who state none
     grid: ClassVar[Grid] = {}
 
     @property
     def plans_rounds(self) -> bool:
-        """Whether a decision depends on how many rounds there are."""
+        """True if a decision depends on how many rounds there are."""
         return False
 
     @property
     def mixing(self) -> bool:
-        """Whether weights are at least 0 and sum to 1. A subclass may set it as an attribute."""
+        """True if weights are at least 0 and sum to 1. A subclass may set it as an attribute."""
         return True
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What clients must send. "update": the rule looks at updates, not only at their sum."""
+        """The values that clients must send. "update": the rule looks at each, not at their sum."""
         return frozenset({"size", "loss"})
 
     @property
@@ -340,7 +340,7 @@ class Rule:
 
     @property
     def logarithmic(self) -> bool:
-        """Whether a decision p costs -log(1 + <p, r>) under the response r; else -<p, r>."""
+        """True if a decision p costs -log(1 + <p, r>) under the response r; else -<p, r>."""
         return False
 
     def response(self, losses: Tensor) -> Tensor | None:
@@ -357,7 +357,7 @@ class Rule:
 
     @property
     def private(self) -> PrivateForm | None:
-        """How a client weighs itself, for the algorithm "private"; None: it cannot do so alone."""
+        """The function by which a client weighs itself, for "private"; None: it cannot do so."""
         return None
 
     def distribution(self, state: State, clients: int) -> Tensor | None:

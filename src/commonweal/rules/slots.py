@@ -61,7 +61,7 @@ def _find(slots: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _own_slots_only(slots: Tensor) -> bool:
-    """Whether every client's slot is its id, so that no search is needed."""
+    """Return whether every client's slot is its id, so that no search is needed."""
     return bool(((slots == torch.arange(len(slots))) | (slots == FREE)).all())
 
 

@@ -13,7 +13,7 @@ MERGE = 8  # recent entries are merged once they are an eighth of the settled on
 
 
 def empty_table() -> State:
-    """Return a table without entries, for `lookup` and `put`."""
+    """Return a table without entries, for `lookup` and `put_numbers`."""
     ids = torch.empty(0, dtype=torch.int64)
     values = torch.empty(0, dtype=torch.float64)
     return {"settled_ids": ids, "settled": values, "recent_ids": ids, "recent": values}
@@ -31,7 +31,7 @@ def lookup(state: State, ids: Tensor) -> Tensor:
     return values
 
 
-def put(state: State, ids: Tensor, values: Tensor) -> State:
+def put_numbers(state: State, ids: Tensor, values: Tensor) -> State:
     """Return the state with these numbers, in O(S) time per round on average."""
     recent_ids, recent = _merge(state["recent_ids"], state["recent"], ids, values)
     if MERGE * len(recent_ids) < len(state["settled_ids"]):

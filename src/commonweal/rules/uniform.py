@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.privacy.form import PrivateForm
+from commonweal.rules.private_form import PrivateForm
 from commonweal.rules.rule import Kind, Reports, Stateless, prior_weights
 
 

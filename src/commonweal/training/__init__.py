@@ -1,4 +1,4 @@
-"""What one client computes: task, loss, optimizer, local training, evaluation.
+"""Training on one client: methods, objectives, optimizers, local training, evaluation.
 
 To follow one client's training, read `client.py` (a method, from its start to its reply),
 `objective.py` (what it minimises), `batches.py` (which samples it takes when), `local.py` (the loop

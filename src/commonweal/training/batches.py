@@ -1,27 +1,39 @@
-"""Which samples each client takes at which step of a round: everything random, drawn beforehand."""
+"""Schedules of the samples of each step of a round: everything random, drawn beforehand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError
+from commonweal.base.packing import pack
+from commonweal.base.shares import product
 from commonweal.data.rows import Rows
+from commonweal.task.task import Task
 from commonweal.training.client import Client
-from commonweal.training.task import Task
 
 BY_CLIENT = ("base", "first_row", "sizes", "batch", "steps_per_epoch", "steps", "first_noise")
 
 
+class Drawn(NamedTuple):
+    """The numbers that were drawn for a step of k clients."""
+
+    samples: Tensor  # (k, B) their numbers
+    weight: Tensor  # (k, B) of the samples' losses: 0 for padding
+    noise: Tensor  # (k, draws)
+
+
 @dataclass(frozen=True, eq=False)
 class BatchSchedule:
-    """Which samples each of S clients takes at which step, and the random numbers of each step."""
+    """The samples that each of S clients takes at each step, and each step's random numbers."""
 
-    order: np.ndarray  # sample numbers in the order they are taken, client after client
+    order: np.ndarray  # each client's samples, from 0, in the order they are taken
     base: np.ndarray  # (S,) where in `order` a client's samples begin
-    first_row: np.ndarray  # (S,) the number of a client's first sample
+    first_row: np.ndarray  # (S,) the number of a client's first sample among those of all
     sizes: np.ndarray  # (S,)
     batch: np.ndarray  # (S,) samples per step
     steps_per_epoch: np.ndarray  # (S,)
@@ -29,14 +41,36 @@ class BatchSchedule:
     noise: np.ndarray  # (sum of steps, draws), client after client
     first_noise: np.ndarray  # (S,) where in `noise` a client's draws begin
     seeds: tuple[int, ...]  # for modules that draw inside (dropout)
+    phase_ends: tuple[int, ...] = ()  # the epochs after which other coordinates move
 
     def of(self, positions: np.ndarray) -> "BatchSchedule":
         """The schedule of some of the clients, in this order."""
         chosen = {name: vars(self)[name][positions] for name in BY_CLIENT}
         return replace(self, **chosen, seeds=tuple(self.seeds[k] for k in positions))
 
-    def at(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample numbers (k, B), weights (k, B) and noise (k, draws) of the first k clients."""
+    def phases(self) -> "list[BatchSchedule]":
+        """The schedule of each phase of the round."""
+        if not self.phase_ends:
+            return [self]
+        begins = (0, *self.phase_ends)
+        ends = (*self.phase_ends, None)
+        return [self._between(begin, end) for begin, end in zip(begins, ends, strict=True)]
+
+    def _between(self, begin: int, end: int | None) -> "BatchSchedule":
+        """The steps of the epochs begin, ..., end - 1 (None: of all from begin on)."""
+        before = np.minimum(begin * self.steps_per_epoch, self.steps)
+        until = self.steps if end is None else np.minimum(end * self.steps_per_epoch, self.steps)
+        return replace(
+            self,
+            base=self.base + begin * self.sizes,
+            steps=until - before,
+            first_noise=self.first_noise + before,
+            seeds=tuple(seed + int(k) for seed, k in zip(self.seeds, before, strict=True)),
+            phase_ends=(),
+        )
+
+    def at(self, step: int, clients: int) -> Drawn:
+        """Return the numbers that were drawn for a step of the first k clients."""
         k = clients
         epoch, position = np.divmod(step, self.steps_per_epoch[:k])
         taken = position * self.batch[:k]  # samples of this epoch that were taken before
@@ -46,9 +80,10 @@ class BatchSchedule:
         real = column < length[:, None]
         # Padding repeats the first sample of the batch, with weight 0.
         rows = self.order[begin[:, None] + np.where(real, column, 0)]
+        rows += self.first_row[:k, None]
         weight = (real / length[:, None]).astype(np.float32)
         noise = self.noise[self.first_noise[:k] + step]
-        return torch.from_numpy(rows), torch.from_numpy(weight), torch.from_numpy(noise)
+        return Drawn(torch.from_numpy(rows), torch.from_numpy(weight), torch.from_numpy(noise))
 
     def first_epoch(self) -> np.ndarray:
         """The samples (steps, S) that clients take at the steps of their first epoch, else 0."""
@@ -74,8 +109,9 @@ def schedule(
     n = rows.sizes[ids].numpy()
     batch = np.minimum(n, client.batch or n)
     per_epoch = _steps_per_epoch(task, n, batch)
-    epochs_of_round = sum(phase.epochs for phase in client.phases(task))
-    steps = np.ceil(epochs_of_round * per_epoch * times).astype(np.int64)
+    epochs_by_phase = [phase.epochs for phase in client.phases(task)]
+    epochs_of_round = sum(epochs_by_phase)
+    steps = np.ceil(product(epochs_of_round, per_epoch * times)).astype(np.int64)
     if client.steps is not None:
         steps = np.full(len(n), client.steps) * times
     epochs = -(-steps // per_epoch)
@@ -83,7 +119,7 @@ def schedule(
     draws = client.draws(task)
     order, noise, seeds = [], [], []
     for k, rng in zip(range(len(n)), streams, strict=True):
-        order += [first_row[k] + rng.permutation(n[k]) for _ in range(epochs[k])]
+        order += [rng.permutation(n[k]) for _ in range(epochs[k])]
         noise.append(rng.random((steps[k], draws), dtype=np.float32))
         seeds.append(int(rng.integers(1 << 62)))
     return BatchSchedule(
@@ -97,7 +133,24 @@ def schedule(
         noise=np.concatenate(noise),
         first_noise=np.cumsum(steps) - steps,
         seeds=tuple(seeds),
+        phase_ends=tuple(accumulate(int(count) for count in epochs_by_phase[:-1])),
     )
+
+
+def first_batches(
+    client: Client, rows: Rows, ids: Tensor, streams: Sequence[np.random.Generator]
+) -> Rows:
+    """The samples that clients take at their first step, if a schedule draws from these streams.
+
+    ids: the positions (S,) of the clients in `rows`
+    """
+    parts = []
+    for i, rng in zip(ids.tolist(), streams, strict=True):
+        n = int(rows.sizes[i])
+        order = torch.from_numpy(rng.permutation(n))
+        parts.append(int(rows.offsets[i]) + order[: client.batch or n])
+    sizes = torch.tensor([0, *map(len, parts)])
+    return rows.take(torch.cat(parts), sizes.cumsum(0))
 
 
 def _steps_per_epoch(task: Task, sizes: np.ndarray, batch: np.ndarray) -> np.ndarray:
@@ -121,19 +174,13 @@ def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> 
     at_once: the numbers that clients who are trained together may hold; None: any
     """
     order = np.lexsort((-plan.sizes, -plan.steps))
-    sizes = plan.sizes[order]
     widths = plan.batch[order]
-    most = len(order)
-    if at_once is not None:
-        activations = int(widths.max()) * task.width(rows.inputs)
-        most = max(1, at_once // (task.size + activations))
-    has_buffers = task.size > task.num_trainable
-    cuts = []
-    start = 0
-    for i in range(1, len(order)):
-        group = widths[start : i + 1]
-        is_alike = sizes[i] == sizes[start] if has_buffers else 2 * group.min() >= group.max()
-        if i - start == most or not is_alike:
-            cuts.append(i)
-            start = i
-    return np.split(order, cuts)
+    costs = task.size + widths * task.width(rows.inputs)
+    by_phase = np.stack([phase.steps[order] for phase in plan.phases()])
+    # In every phase, those who are done must be the last ones.
+    apart = np.any(np.diff(by_phase, prepend=by_phase[:, :1]) > 0, axis=0)
+    if task.size > task.num_trainable:
+        sizes = plan.sizes[order]
+        apart |= np.diff(sizes, prepend=sizes[:1]) != 0
+    groups = pack(costs.tolist(), at_once, widths.tolist(), apart.tolist())
+    return [order[group] for group in groups]

@@ -4,24 +4,57 @@ Client code speaks of a single client. The simulator runs many clients at once; 
 drawn before, so that every engine computes the same numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from commonweal.base.arguments import check_bounds
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors, merge, take
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses, one_model
 from commonweal.training.objective import Objective, Phase
 from commonweal.training.optimizers import step_decay
 from commonweal.training.schedules import factor
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses, one_model
 
-# The run's validation samples, a part of the training samples that the client chooses, or none.
-HoldsOut = Literal["nothing", "validation", "training"]
+if TYPE_CHECKING:  # it trains clients
+    from commonweal.training.ask import Ask
+
 Grid = Mapping[str, tuple[float | str, ...]]  # values of parameters that a publication tried
+NONE: Tensors = {}
+
+
+class ToAll(NamedTuple):
+    """A request of a client method to all clients, after a round.
+
+    Attributes:
+        purpose: What it is for, as `Client.answer` gets it.
+        message: What is sent in addition to the message for a round.
+        silent: Whether the replies are not used. Private runs take no other requests: what clients
+            reply has no noise.
+    """
+
+    purpose: str
+    message: Tensors = NONE
+    silent: bool = False
+
+
+class Notes(NamedTuple):
+    """The entries of the run's record on a method's own requests.
+
+    Attributes:
+        taken: How many clients take each of `Client.candidates`; None: nothing was chosen.
+        warnings: Of the round.
+    """
+
+    taken: Tensor | None = None
+    warnings: tuple[str, ...] = ()
+
+
+# Yields requests, is sent the replies by name (R, ...), {} where nobody replied.
+Requests = Generator[ToAll, Tensors, Notes]
 
 
 @dataclass(frozen=True)
@@ -54,6 +87,7 @@ class Client:
     beta2: float = 0.999
 
     personalizes: ClassVar[bool] = False  # whether clients use personal models
+    candidates: ClassVar[tuple[str, ...]] = ()  # the models of which a client takes one
     plans_rounds: ClassVar[bool] = False  # whether a round depends on how many there are
     grid: ClassVar[Grid] = {}
 
@@ -71,11 +105,6 @@ class Client:
 
     # What the method is
 
-    @property
-    def holds_out(self) -> HoldsOut:
-        """The samples on which clients compare their models, before they train on them too."""
-        return "nothing"
-
     def check(self, task: Task, rounds: int) -> None:
         """Raise ConfigError where the method cannot train this task in this many rounds."""
 
@@ -84,7 +113,7 @@ class Client:
         return (Phase(self.epochs),)
 
     def draws(self, task: Task) -> int:
-        """How many uniform random numbers a batch needs: "noise" of an objective."""
+        """Return the number of uniform random numbers of a batch: "noise" of an objective."""
         return 0
 
     def private(self, task: Task) -> Tensor | None:
@@ -94,11 +123,11 @@ class Client:
     # What the server keeps for the clients, and what a client keeps
 
     def init_shared(self, task: Task) -> Tensors:
-        """What the server sends along with the model in the first round."""
+        """Return the tensors that the server sends along with the model in the first round."""
         return {}
 
     def update_shared(self, shared: Tensors, replies: Tensors, clients: int) -> Tensors:
-        """What the server sends along with the model in the next round.
+        """Return the tensors that the server sends along with the model in the next round.
 
         Args:
             shared: What it sent in this round.
@@ -116,22 +145,28 @@ class Client:
         private = self.private(task)
         return {} if private is None else {"private": take(task.initial, private)}
 
-    # Training
+    # The conversation
 
-    def exchanges(self, round: int, rounds: int) -> tuple[str, ...]:
-        """The further requests that go to all clients after a round, by their purposes."""
-        return ()
+    def answer(self, ask: "Ask") -> tuple[Tensors, Tensors]:
+        """The replies (S, ...) of some clients to a request, and their next states (S, ...).
 
-    def stages(
-        self, task: Task, purpose: str, message: Tensors, validates: bool
-    ) -> "tuple[Stage, ...]":
-        """What is trained for a request, one after another. The last stage's update is sent.
-
-        Args:
-            purpose: "train" in a round, or one of `exchanges`.
-            validates: Whether the client has validation samples.
+        In a round, replies have "update": what `ask.train` returns. By default clients train in
+        rounds, and answer nothing else.
         """
-        return (Stage(self),)
+        if ask.purpose != "train":
+            name = type(self).__name__
+            raise ConfigError(
+                f"client {name} has no answer to a request for {ask.purpose!r}: let its `answer` "
+                "give one"
+            )
+        return ask.train(self)
+
+    def after(self, round: int, rounds: int) -> Requests:
+        """The method's own requests to all clients after a round."""
+        yield from ()
+        return Notes()
+
+    # Training
 
     def start(self, task: Task, message: Tensors, state: Tensors) -> Tensors:
         """The vectors of a round by name. "w" is the received model with the private part."""
@@ -140,13 +175,13 @@ class Client:
         return {"w": w if private is None else merge(w, state["private"], private)}
 
     def objective(self, task: Task, message: Tensors) -> Objective:
-        """What is minimised in this round, in terms of the names of the vectors of `start`."""
+        """Return the objective of this round, in terms of the names of the vectors of `start`."""
         return Objective()
 
     def reply(
         self, task: Task, vectors: Tensors, message: Tensors, state: Tensors, steps: Tensor
     ) -> tuple[Tensors, Tensors]:
-        """What is sent with the model's update, and the client's next state.
+        """Return the reply besides the model's update, and the client's next state.
 
         The update, received model minus trained model, is added to every reply that has none.
 
@@ -168,32 +203,6 @@ class Client:
     def endpoints(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         """The global and the personal model (d,), for analyses of the line between them."""
         return message["w"], self.uses(task, message, state).models[0]
-
-
-Samples = Literal["train", "all"]
-
-
-class Stage(NamedTuple):
-    """Local training of one kind.
-
-    Attributes:
-        client: What is trained, and how.
-        samples: "train", or "all": those that are held out, too.
-        counter: The name of the method's state (1,) that counts the rounds of this stage; empty:
-            they are not counted.
-        catches_up: Train all rounds that the counter lacks, so that clients who missed rounds make
-            up for them at home. Otherwise one round is trained.
-        until: The name of the state (1,) that has the round up to which that is. Empty: the present
-            one.
-        unless: The name of a state (1,) that is 0 for the clients that train. Empty: all do.
-    """
-
-    client: Client
-    samples: Samples = "train"
-    counter: str = ""
-    catches_up: bool = False
-    until: str = ""
-    unless: str = ""
 
 
 def sgd_parameters(client: Client) -> dict[str, Any]:

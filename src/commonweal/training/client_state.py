@@ -1,13 +1,15 @@
-"""What a client keeps between rounds."""
+"""State of a client between rounds."""
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from commonweal.base.errors import RunError
-from commonweal.base.tensors import State, Tensors, flatten, num_bytes, stack
+from commonweal.base.errors import CommonwealWarning, RunError
+from commonweal.base.tensors import State, Tensors, flatten, is_finite, num_bytes, stack
 
 NONE: Tensors = {}
 NO_MEMORY: dict[int, Tensors] = {}
@@ -22,7 +24,7 @@ class ClientState(NamedTuple):
     protocol: Tensors = NONE  # what the algorithm itself keeps, such as corrected labels
 
     def __bool__(self) -> bool:
-        """Whether the client keeps anything."""
+        """Return whether the client keeps anything."""
         return bool(self.method or self.channels or self.protocol)
 
     @property
@@ -79,3 +81,28 @@ def stack_states(states: Sequence[ClientState]) -> ClientState:
         channels[k] = stack([state.channels[k] for state in states])
     protocol = stack([state.protocol for state in states])
     return ClientState(method, channels, protocol)
+
+
+def keep_finite(before: Tensors, after: Tensors, update: Tensor) -> Tensors:
+    """Keep the previous state of clients whose update or new state is not finite.
+
+    A warning says so where their update is finite: they are not dropped, and nobody else would.
+    """
+    if not after:
+        return after
+    checked = [update, *(value for value in after.values() if value.is_floating_point())]
+    finite = torch.stack([is_finite(value) for value in checked]).all(0)  # (S,)
+    if finite.all():
+        return after
+    if (is_finite(update) & ~finite).any():
+        warnings.warn(
+            "the states of some clients, such as personal models, are not finite after training: "
+            "they keep those of the round before; lower client.lr, or set client.clip",
+            CommonwealWarning,
+            stacklevel=2,
+        )
+    states = {}
+    for name, value in after.items():
+        states[name] = value.clone()
+        states[name][~finite] = before[name][~finite]
+    return states

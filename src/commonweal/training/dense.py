@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.tensors import Tensors
-from commonweal.data.rows import CLASSIFICATION, REGRESSION, Rows
-from commonweal.training.objective import At, Between, Objective, Phase, Point, Proximal, Reduction
+from commonweal.data.rows import CLASSIFICATION, REGRESSION
+from commonweal.task.task import Batch, Task
+from commonweal.training.objective import At, Between, Objective, Point, Proximal, Reduction
 from commonweal.training.optimizers import Optimizer
-from commonweal.training.task import Batch, Task
-from commonweal.training.trainer import EMPTY, Features, Memory, Steps, Trainer
+from commonweal.training.trainer import EMPTY, Memory, Steps, Trainer
 
 CLOSED = (*CLASSIFICATION, *REGRESSION)  # losses whose derivative is written down here
 
@@ -71,7 +71,7 @@ class DenseStack:
         return [_affine(w, layer) for layer in self.layers]
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """What the clients' models (S, d) give for their samples, (S, B, outputs)."""
+        """Return the outputs of the clients' models (S, d) for their samples, (S, B, outputs)."""
         return forward(self.views(w), self.inputs(x))[1]
 
     def gradients(
@@ -79,8 +79,8 @@ class DenseStack:
     ) -> Gradients:
         """The gradients of the losses down to the layer `lowest`.
 
-        The layers are those of the models, of one model for all clients, or the upper ones. The
-        batch has the inputs of the first of them.
+        The layers are those of the models, or of one model for all clients. The batch has the
+        inputs of the first of them.
         """
         inputs, predictions = forward(layers, batch.x)
         grad = self.output_gradients(predictions, batch, reduction)
@@ -139,7 +139,7 @@ def dense_stack(task: Task) -> DenseStack | None:
 
 @lru_cache(maxsize=64)
 def _active_layers(stack: DenseStack, mask: Tensor | None) -> tuple[bool, ...] | None:
-    """Which layers a mask (d,) has as a whole (no mask: all); None: it has parts of some.
+    """Return the layers that a mask (d,) has as a whole (no mask: all); None: it has parts of some.
 
     Remembered by the tensor, not by its values: masks are never changed.
     """
@@ -161,55 +161,37 @@ class DenseTrainer(Trainer):
 
     stack: DenseStack
     active: tuple[bool, ...]  # whether each layer moves
-    frozen: int  # how many of the lowest layers no phase has moved so far
-    features: Features  # what the frozen layers give for a sample, computed once
 
     @classmethod
     def of(
-        cls,
-        task: Task,
-        objective: Objective,
-        optimizer: Optimizer,
-        phases: tuple[Phase, ...],
-        features: Features,
-    ) -> "tuple[DenseTrainer, ...] | None":
-        """A trainer for every phase; None: this needs autograd. The only place that decides."""
+        cls, task: Task, objective: Objective, optimizer: Optimizer, mask: Tensor | None
+    ) -> "DenseTrainer | None":
+        """A trainer of some coordinates; None: this needs autograd. The only place that decides."""
         stack = dense_stack(task) if task.precision == "float32" else None
         if stack is None or not _supports(objective, optimizer):
             return None
-        trainers: list[DenseTrainer] = []
-        frozen = len(stack.layers)
-        for phase in phases:
-            active = _active_layers(stack, phase.trains)
-            if active is None or not any(active) or (objective.pairs and not all(active)):
-                return None
-            lowest = active.index(True)
-            if not trainers:
-                frozen = lowest
-            elif lowest < frozen:
-                frozen = 0
-            trainers.append(
-                cls(objective, optimizer, phase.trains, stack, active, frozen, features)
-            )
-        return tuple(trainers)
+        active = _active_layers(stack, mask)
+        if active is None or not any(active) or (objective.pairs and not all(active)):
+            return None
+        return cls(objective, optimizer, mask, stack, active)
 
-    def on(self, vectors: Tensors, memory: Memory, start: int) -> "DenseSteps":
-        return DenseSteps(self, vectors, memory, start)
+    def on(self, vectors: Tensors, memory: Memory) -> "DenseSteps":
+        return DenseSteps(self, vectors, memory)
 
-    @property
-    def has_features(self) -> bool:
-        return self.frozen > 0
+    def ready(self, batch: Batch) -> Batch:
+        return batch._replace(inputs=self.stack.inputs(batch.x))
 
     @property
     def first_is_shared(self) -> bool:
-        """Whether the first step from the received model is lr times the samples' gradient."""
+        """Return whether the first step from the received model is lr times samples' gradient."""
         objective, optimizer = self.objective, self.optimizer
         if objective.at != (At("w"),) or not all(self.active):
             return False
         if objective.steps != 1 or objective.after is not None:
             return False
         for term in objective.proximal:
-            if term.linear is not None or term.anchor not in (None, "received"):
+            is_flat = not term.strength or term.anchor == "received"
+            if term.linear is not None or not is_flat:
                 return False
         return optimizer.is_plain and not optimizer.momentum and not optimizer.weight_decay
 
@@ -220,7 +202,6 @@ class DenseTrainer(Trainer):
         update = place
         if update is None:
             update = received.new_empty(len(batch.y), len(received))
-        batch = batch._replace(inputs=self.stack.inputs(batch.x))
         # The weights are the same for all clients: each layer is one product for the group.
         model = self.stack.views(received)
         grads = self.stack.gradients(model, batch, self.objective.reduction)
@@ -244,7 +225,7 @@ class DenseTrainer(Trainer):
 
 
 def _supports(objective: Objective, optimizer: Optimizer) -> bool:
-    """Whether steps of this objective are written down here, for whole layers."""
+    """Return whether steps of this objective are written down here, for whole layers."""
     if objective.custom is not None:
         return False
     located: set[str] = set()
@@ -254,7 +235,7 @@ def _supports(objective: Objective, optimizer: Optimizer) -> bool:
         if term.vector not in located:
             return False
         located.remove(term.vector)
-        if term.anchor in objective.trained:  # vectors move one after the other
+        if {term.anchor, term.linear} & set(objective.trained):  # vectors move one after another
             return False
     if not objective.pairs:
         return True
@@ -266,40 +247,23 @@ def _supports(objective: Objective, optimizer: Optimizer) -> bool:
 class DenseSteps(Steps):
     """The steps of some clients, on views of their vectors that are made once."""
 
-    def __init__(self, trainer: DenseTrainer, vectors: Tensors, memory: Memory, start: int) -> None:
+    def __init__(self, trainer: DenseTrainer, vectors: Tensors, memory: Memory) -> None:
         self.trainer = trainer
         self.vectors = vectors
         self.memory = memory
-        self.start = start
         self.layers: dict[str, list[Affine]] = {}
         self.velocity: dict[str, list[Affine] | None] = {}
         for name, term in trainer.terms.items():
             for vector in (name, term.anchor, term.linear):
                 if vector is not None:
-                    self.layers[vector] = self._upper(vectors[vector])
+                    self.layers[vector] = trainer.stack.views(vectors[vector])
             velocity = memory[name].get("velocity")
-            self.velocity[name] = None if velocity is None else self._upper(velocity)
-        self.active = trainer.active[trainer.frozen :]
+            self.velocity[name] = None if velocity is None else trainer.stack.views(velocity)
         self.mixed = EMPTY
         if trainer.pair is not None:
             first = vectors[trainer.pair.first]
             self.layers[trainer.pair.first] = trainer.stack.views(first)
             self.mixed = torch.empty_like(first)
-
-    def _upper(self, w: Tensor) -> list[Affine]:
-        """The layers above those that are frozen."""
-        return self.trainer.stack.views(w)[self.trainer.frozen :]
-
-    def inputs(self, rows: Rows, index: Tensor, epoch: int) -> Tensor:
-        trainer = self.trainer
-        if not trainer.frozen:
-            return trainer.stack.inputs(rows.x[index])
-
-        def compute() -> Tensor:
-            lower = trainer.stack.views(self.vectors["w"])[: trainer.frozen]
-            return forward(lower, trainer.stack.inputs(rows.x[index]))[1]
-
-        return trainer.features.get(index, self.start, epoch, compute)
 
     @torch.no_grad()
     def __call__(self, batch: Batch, noise: Tensor, first: bool, losses: bool) -> Tensor | None:
@@ -315,7 +279,7 @@ class DenseSteps(Steps):
             predictions[pair] = grads[pair.second][-1].predictions
             if is_rotated:
                 self._rotate(pair)
-        lowest = self.active.index(True)
+        lowest = trainer.active.index(True)
         for name, parts in grads.items():  # vector by vector, as long as it is in the cache
             point = At(name)
             if point in objective.at:
@@ -427,7 +391,7 @@ class DenseSteps(Steps):
         term = trainer.terms[name]
         vector = self.vectors[name]
         grads = torch.zeros_like(vector)
-        places = self._upper(grads)
+        places = trainer.stack.views(grads)
         for k, layer in self._moving(name):
             _add_all(places[k], parts, k, 0.0, 1.0)
             if term.strength:
@@ -439,7 +403,7 @@ class DenseSteps(Steps):
     def _moving(self, name: str) -> Iterator[tuple[int, Affine]]:
         """The layers of a vector that move, with their numbers."""
         for k, layer in enumerate(self.layers[name]):
-            if self.active[k]:
+            if self.trainer.active[k]:
                 yield k, layer
 
     def _add_constants(self, target: Affine, term: Proximal, k: int, factor: float) -> None:
@@ -507,7 +471,7 @@ def forward(layers: Sequence[Affine], x: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def _outputs(layer: Affine, x: Tensor) -> Tensor:
-    """What a layer gives, before a ReLU."""
+    """Return the outputs of a layer, before a ReLU."""
     if layer.weight.ndim == 2:  # of one model for all clients
         bias = None if layer.bias is None else layer.bias[0]
         return nn.functional.linear(x, layer.weight, bias)

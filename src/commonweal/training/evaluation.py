@@ -7,15 +7,16 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from commonweal.base.packing import pack
 from commonweal.base.tensors import Tensors, select
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, Lazy
+from commonweal.task.members import member_outputs
+from commonweal.task.memory_format import channels_last
+from commonweal.task.task import Task
+from commonweal.task.uses import Uses, mix_outputs
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training.dense import DenseStack, dense_stack
-from commonweal.training.linear import linear_outputs
-from commonweal.training.memory_format import channels_last
-from commonweal.training.task import Task
-from commonweal.training.uses import Uses, mix_outputs
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
 
 PASS = 1 << 24  # numbers that a forward pass may hold: 64 MB
 
@@ -127,17 +128,18 @@ def evaluate_rows_by_models(
     """
     if vectorize is single:
         task = channels_last(task, rows.inputs)
-    uses = Uses(*(value.to(rows.device) for value in uses))
-    if not uses.linear.shape[-1]:
-        uses = uses._replace(linear=uses.weights[:, :0])
+    uses = uses.map(lambda value: value.to(rows.device))
     can_be_dense = vectorize is vmap_clients and isinstance(rows.inputs, Tensor)
     stack = dense_stack(task) if can_be_dense else None
     at_once = _rows_at_once(task, rows)
+    sizes = rows.sizes[ids]
+    costs = task.size + sizes * task.width(rows.inputs)
+    budget = 0 if vectorize is single else PASS
     parts = []
     with torch.no_grad():
-        for a, b in _groups(task, rows, ids, vectorize is single):
-            own = Uses(*(value[a:b] for value in uses))
-            for row, real in _padded(rows, ids[a:b], at_once):
+        for group in pack(costs.tolist(), budget, sizes.tolist()):
+            own = _part(uses, group)
+            for row, real in _padded(rows, ids[group], at_once):
                 x, y = rows.inputs[row], rows.y[row]
                 losses, stats = _evaluate_group(task, stack, vectorize, own, x, y)
                 parts.append((losses[real], select(stats, real)))
@@ -154,29 +156,44 @@ def _evaluate_group(
     task: Task, stack: DenseStack | None, vectorize: Vectorize, uses: Uses, x: Inputs, y: Tensor
 ) -> tuple[Tensor, Tensors]:
     """The losses (S, B) and statistics of clients' samples (S, B, ...) by what they use."""
+    others = _outputs_of_others(task, uses, x)
     if stack is None:
 
         def evaluate_one(
-            models: Tensor, weights: Tensor, linear: Tensor, x: Inputs, y: Tensor
+            models: Tensor, weights: Tensor, x: Inputs, y: Tensor, *others: Tensor
         ) -> tuple[Tensor, Tensors]:
             outputs = [task.raw_outputs(w, x) for w in models]
-            return task.row_results(_mixed(task, outputs, weights, linear, x), y)
+            return task.row_results(_mixed(task, [*outputs, *others], weights), y)
 
-        return vectorize(evaluate_one, (0, 0, 0, 0, 0))(*uses, x, y)
+        axes = (0,) * (4 + len(others))
+        return vectorize(evaluate_one, axes)(uses.models, uses.weights, x, y, *others)
     assert isinstance(x, Tensor)
     outputs = [stack.outputs(w, x) for w in uses.models.unbind(1)]
-    mixed = _mixed(task, outputs, uses.weights.T, uses.linear, x)
+    mixed = _mixed(task, [*outputs, *others], uses.weights.T)
     losses, stats = task.row_results(mixed.flatten(0, 1), y.flatten())
     for name, values in stats.items():
         stats[name] = values.view(*y.shape, -1)
     return losses.view(y.shape), stats
 
 
-def _mixed(task: Task, outputs: list[Tensor], weights: Tensor, linear: Tensor, x: Inputs) -> Tensor:
+def _part(uses: Uses, group: slice) -> Uses:
+    """Select what some of the clients use."""
+    return uses.map(lambda value: value[group])
+
+
+def _outputs_of_others(task: Task, uses: Uses, x: Inputs) -> list[Tensor]:
+    """Return what each client's models of other kinds give for its samples, (S, B, k) each."""
+    outputs = []
+    for kind, vectors in uses.others.items():
+        assert isinstance(x, Tensor)  # others have networks only
+        pairs = zip(vectors, x, strict=True)
+        each = [member_outputs(kind, vector, task.ready_tensor(own)) for vector, own in pairs]
+        outputs.append(torch.stack(each))
+    return outputs
+
+
+def _mixed(task: Task, outputs: list[Tensor], weights: Tensor) -> Tensor:
     """The outputs of a mixture of models; those of a single one stay as they are."""
-    if linear.shape[-1]:
-        assert isinstance(x, Tensor)  # others have no linear model
-        outputs = [*outputs, linear_outputs(linear, task.ready_tensor(x))]
     if len(outputs) == 1:
         return outputs[0]
     return mix_outputs(task.loss, torch.stack(outputs), weights)
@@ -202,17 +219,3 @@ def joined(parts: list[tuple[Tensor, Tensors]]) -> tuple[Tensor, Tensors]:
     for name in parts[0][1]:
         stats[name] = torch.cat([values[name] for _, values in parts])
     return losses, stats
-
-
-def _groups(task: Task, rows: Rows, ids: Tensor, one_by_one: bool) -> Iterator[tuple[int, int]]:
-    """Split clients into runs that are evaluated at once: of similar size, within the budget."""
-    width = task.width(rows.inputs)
-    sizes = rows.sizes[ids].tolist()
-    start = 0
-    for i in range(1, len(sizes) + 1):
-        group = sizes[start : i + 1]
-        cost = len(group) * (task.size + max(group) * width)
-        uneven = 2 * min(group) < max(group)
-        if i == len(sizes) or one_by_one or uneven or cost > PASS:
-            yield start, i
-            start = i

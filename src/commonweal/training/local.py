@@ -4,16 +4,16 @@ A client method speaks of one client, and says what it minimises; a trainer eval
 group. What is random was drawn before (`BatchSchedule`), so that every trainer and every engine
 computes the same numbers.
 
-From top to bottom: `train_locally` forms groups of clients. `_Group.train` trains one of them:
-vectors to start with, steps, replies. `_Group.trainers` decides how the steps are computed.
+From top to bottom: `train_locally` forms groups of clients. `_Training.train` trains one of them:
+vectors to start with, phase after phase, replies. `_Training._trainer` decides how steps are
+computed, and `_Phase` takes those of a phase.
 """
 
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,20 +25,21 @@ from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors, move, select
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, Lazy, Stacked, Transform
-from commonweal.training.autograd import AutogradTrainer, Head
-from commonweal.training.batches import BatchSchedule, chunks
+from commonweal.task.memory_format import channels_last
+from commonweal.task.task import Batch, Task
+from commonweal.task.vectorize import Vectorize, single, vmap_clients
+from commonweal.training.autograd import AutogradTrainer
+from commonweal.training.batches import BatchSchedule, Drawn, chunks
 from commonweal.training.client import Client, learning_rate
 from commonweal.training.dense import DenseTrainer
-from commonweal.training.memory_format import channels_last
+from commonweal.training.head import divided, rows_above
 from commonweal.training.objective import Objective, Phase
 from commonweal.training.optimizers import Optimizer
-from commonweal.training.task import Batch, Task
-from commonweal.training.trainer import Features, Memory, Steps, Trainer
-from commonweal.training.vectorize import Vectorize, single, vmap_clients
+from commonweal.training.trainer import Steps, Trainer
 
 
 class Trained(NamedTuple):
-    """What local training gave, each with a client axis."""
+    """The results of local training, each with a client axis."""
 
     replies: Tensors
     states: Tensors
@@ -81,7 +82,7 @@ def train_locally(
                 gathered[0]["update"] = message["w"].new_empty(clients, task.size)
             place = gathered[0]["update"][where]
         own_plan = plan.of(positions)
-        group = _Group(client, task, message, select(states, where), rows, own_plan, vectorize)
+        group = _Training(client, task, message, select(states, where), rows, own_plan, vectorize)
         first_epoch = own_plan.first_epoch() if losses else np.empty((0, len(positions)), "f4")
         batches = torch.from_numpy(first_epoch).to(rows.device)  # (steps, S) their sizes
         watched = torch.zeros_like(batches)  # their losses
@@ -131,7 +132,7 @@ def _storage(value: Tensor) -> int:
 
 
 def _begin(value: Tensor) -> tuple[int, int]:
-    """Where a tensor begins in memory."""
+    """Return the address at which a tensor begins in memory."""
     return _storage(value), int(value.storage_offset())
 
 
@@ -145,7 +146,7 @@ class _Vectors(dict[str, Tensor]):
 
 
 @dataclass(frozen=True, eq=False)
-class _Group:
+class _Training:
     """Clients that are trained step by step together.
 
     They come by falling number of steps: those that are done leave at the end of the group, and
@@ -184,30 +185,20 @@ class _Group:
             (client.beta1, client.beta2),
         )
 
-    @cached_property
-    def trainers(self) -> tuple[Trainer, ...]:
-        """A trainer for every phase of a round: the closed form where it is possible."""
-        features = Features(self.plan.sizes, self.plan.first_row)
-        is_plain = isinstance(self.rows.inputs, Tensor) and self.rows.transform is None
+    def _trainer(self, task: Task, rows: Rows, trains: Tensor | None) -> Trainer:
+        """Return the trainer of a phase: the closed form where it is possible.
+
+        trains: the coordinates of the task's vector that move; None: all of them
+        """
+        is_plain = isinstance(rows.inputs, Tensor) and rows.transform is None
         if self.vectorize is vmap_clients and is_plain:
-            dense = DenseTrainer.of(
-                self.task, self.objective, self.optimizer, self.phases, features
-            )
+            dense = DenseTrainer.of(task, self.objective, self.optimizer, trains)
             if dense is not None:
                 return dense
-        alone = self.vectorize is single
-        task = channels_last(self.task, self.rows.inputs) if alone else self.task
-        trainers: list[Trainer] = []
-        for phase in self.phases:
-            mask = None if phase.trains is None else phase.trains.to(self.rows.device)
-            head = None
-            if alone and not trainers:  # nothing has moved before
-                head = Head.of(self.task, self.objective, phase.trains, self.rows, features)
-            trainer = AutogradTrainer(
-                self.objective, self.optimizer, mask, task, self.vectorize, head
-            )
-            trainers.append(trainer)
-        return tuple(trainers)
+        if self.vectorize is single:
+            task = channels_last(task, rows.inputs)
+        mask = None if trains is None else trains.to(rows.device)
+        return AutogradTrainer(self.objective, self.optimizer, mask, task, self.vectorize)
 
     def train(
         self, models: bool, place: Tensor | None, watched: Tensor
@@ -225,11 +216,12 @@ class _Group:
             self.client, self.task, self.message, self.states, clients, self.vectorize
         )
         taken = 0
+        phases = self._phases(watched)
+        first = phases[0]
         starts_at_received = _begin(vectors["w"]) == _begin(received)
-        if self.trainers[0].first_is_shared and starts_at_received:
-            index, weight, _ = self._drawn(0, clients)
-            batch = Batch(self.rows.inputs[index], self.rows.y[index], weight)
-            update = self.trainers[0].first_updates(received, batch, place, watched)
+        if first.trainer.first_is_shared and starts_at_received:
+            batch = first.batch(first.drawn(0, clients))
+            update = first.trainer.first_updates(received, batch, place, watched)
             if self.plan.steps[0] == 1 and not models:
                 del vectors["w"]
                 return self._replied(vectors | {"update": update}, models, update)
@@ -238,8 +230,53 @@ class _Group:
         self._own_copies(vectors, None if taken else place)
         vectors["received"] = received.expand(clients, -1)
         with _seeded(self.task, self.plan.seeds, self.rows):
-            self._take_steps(vectors, taken, watched)
+            self._train_first(first, vectors, taken)
+            for phase in phases[1:]:
+                phase.train(vectors)
         return self._replied(vectors, models, place)
+
+    def _phases(self, watched: Tensor) -> "list[_Phase]":
+        """The phases of the round. watched: as in `train`"""
+        phases = []
+        begins = (0, *self.plan.phase_ends)  # epochs
+        for phase, plan, begin in zip(self.phases, self.plan.phases(), begins, strict=True):
+            phases.append(
+                _Phase(
+                    self._trainer(self.task, self.rows, phase.trains),
+                    self.rows,
+                    plan,
+                    self.lr,
+                    is_first=begin == 0,
+                    watched=watched if begin == 0 else watched[:0],
+                )
+            )
+        return phases
+
+    def _train_first(self, phase: "_Phase", vectors: Tensors, taken: int) -> None:
+        """Train the first phase: as a task of its own where only the last layers move."""
+        parts = self._divided(phase.plan)
+        if parts is not None:
+            body, head = parts
+            w = self.message["w"][: body.size]
+            if torch.equal(vectors["w"][:, : body.size], w.expand(len(phase.plan.steps), -1)):
+                rows = rows_above(body, w, self.rows, phase.plan)
+                plan = replace(phase.plan, first_row=rows.offsets[:-1].numpy())
+                trainer = self._trainer(head, rows, None)
+                phase = replace(phase, trainer=trainer, rows=rows, plan=plan)
+                vectors = {"w": vectors["w"][:, body.size :]}
+        phase.train(vectors, taken)
+
+    def _divided(self, plan: BatchSchedule) -> tuple[Task, Task] | None:
+        """The layers that the first phase leaves as they are, and those above, which it trains.
+
+        None: it trains other layers, or what the layers below give may differ from step to step.
+        """
+        trains = self.phases[0].trains
+        if trains is None or self.objective != Objective() or self.rows.transform is not None:
+            return None
+        if (plan.steps < plan.steps_per_epoch).any() or self.task.draws_inside(self.rows.inputs):
+            return None
+        return divided(self.task, trains)
 
     def _own_copies(self, vectors: Tensors, place: Tensor | None) -> None:
         """Let steps change the vectors without changing the message, the states or each other.
@@ -260,84 +297,10 @@ class _Group:
             else:
                 vectors[name] = value.clone(memory_format=torch.contiguous_format)
 
-    # The steps
-
-    def _take_steps(self, vectors: Tensors, taken: int, watched: Tensor) -> None:
-        """Change the vectors by all steps of their clients but the first `taken`."""
-        memory = {name: self.optimizer.memory(vectors[name]) for name in self.objective.trained}
-        phase_ends = np.cumsum([int(phase.epochs) for phase in self.phases[:-1]])  # epochs
-        before = np.zeros(len(self.plan.steps), dtype=np.int64)
-        by_part: dict[tuple[int, int, int], Steps] = {}  # to slice takes time
-        reading = self._reading(taken)
-        for step in range(taken, self.plan.steps[0]):
-            active = self._count_active(step)
-            index, weight, noise = self._drawn(step, active)
-            read = None if reading is None else reading()
-            reading = self._reading(step + 1)  # while this step is computed
-            epochs = step // self.plan.steps_per_epoch[:active]
-            phases = np.searchsorted(phase_ends, epochs, side="right")
-            _reset(memory, phases != before[:active])
-            before[:active] = phases
-            for a, b in _runs(phases, epochs, self.trainers):
-                phase = int(phases[a])
-                if (a, b, phase) not in by_part:
-                    by_part[a, b, phase] = self._steps(phase, vectors, memory, a, b)
-                steps = by_part[a, b, phase]
-                rows = index[a:b]
-                if read is None:
-                    x = steps.inputs(self.rows, rows, int(epochs[a]))
-                else:
-                    x = read[slice(a, b)]
-                if self.rows.transform is not None:
-                    seeds = [seed + step for seed in self.plan.seeds[a:b]]
-                    x = _transformed(self.rows.transform, x, seeds)
-                batch = Batch(x, self.rows.y[rows], weight[a:b])
-                is_watched = step < len(watched)
-                losses = self._step(steps, batch, noise[a:b], step == 0, is_watched)
-                if is_watched and losses is not None:
-                    watched[step, a:b] = losses
-
-    def _count_active(self, step: int) -> int:
-        """How many clients, the first ones, take this step."""
-        return int((self.plan.steps > step).sum())
-
-    def _drawn(self, step: int, clients: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample numbers (k, B), weights (k, B) and noise (k, draws) of the first k clients."""
-        device = self.rows.device
-        index, weight, noise = self.plan.at(step, clients)
-        return index.to(device), weight.to(device), noise.to(device)
-
-    def _reading(self, step: int) -> Callable[[], Tensor | Stacked] | None:
-        """Begin to read a step's inputs (k, B, ...), where they are read when needed."""
-        if not isinstance(self.rows.inputs, Lazy) or step >= self.plan.steps[0]:
-            return None
-        index, _, _ = self.plan.at(step, self._count_active(step))
-        return self.rows.inputs.begin(index)
-
-    def _steps(self, phase: int, vectors: Tensors, memory: Memory, a: int, b: int) -> Steps:
-        """The steps of the clients a, ..., b - 1 in a phase."""
-        part = slice(a, b)
-        own_memory = {name: select(values, part) for name, values in memory.items()}
-        return self.trainers[phase].on(select(vectors, part), own_memory, a)
-
-    def _step(
-        self, steps: Steps, batch: Batch, noise: Tensor, first: bool, watched: bool
-    ) -> Tensor | None:
-        """Take the gradient steps on a batch. Returns its losses before them, if `watched`."""
-        losses = steps(batch, noise, first, watched)
-        for _ in range(1, self.objective.steps):
-            steps(batch, noise, False, False)
-        if self.objective.after is not None:
-            for name, value in self.objective.after(steps.vectors, self.lr).items():
-                steps.vectors[name].copy_(value)
-        return losses
-
-    # After the steps
-
     def _replied(
         self, vectors: Tensors, models: bool, place: Tensor | None
     ) -> tuple[Tensors, Tensors, Tensors]:
-        """What the clients reply after training, their next states and {"w": models}."""
+        """Return the clients' replies after training, their next states and {"w": models}."""
         received = self.message["w"]
         replies, states = self._replies(vectors)
         if "w" not in vectors:
@@ -353,7 +316,7 @@ class _Group:
         return {"update": update, **replies}, states, {"w": w[:, :0]}
 
     def _replies(self, vectors: Tensors) -> tuple[Tensors, Tensors]:
-        """What the clients send in addition to their updates, and their next states."""
+        """Return the clients' replies besides their updates, and their next states."""
         client, task, message = self.client, self.task, self.message
         steps = torch.from_numpy(self.plan.steps).to(self.rows.device)
 
@@ -367,6 +330,71 @@ class _Group:
             if not any(reply(first, {}, steps[0])):
                 return {}, {}
         return self.vectorize(reply, (0, 0, 0))(vectors, self.states, steps)
+
+
+@dataclass(frozen=True, eq=False)
+class _Phase:
+    """Epochs of a group of clients in which the same coordinates move."""
+
+    trainer: Trainer
+    rows: Rows
+    plan: BatchSchedule  # of these epochs
+    lr: float  # of the round
+    is_first: bool  # in the round
+    watched: Tensor  # gets the losses of the first batches (steps, S), as many as it has rows
+
+    def train(self, vectors: Tensors, taken: int = 0) -> None:
+        """Change the vectors (S, ...) by all steps of their clients but the first `taken`."""
+        objective, optimizer = self.trainer.objective, self.trainer.optimizer
+        memory = {name: optimizer.memory(vectors[name]) for name in objective.trained}
+        by_count: dict[int, Steps] = {}  # to slice takes time
+        reading = self._reading(taken)
+        for step in range(taken, self.plan.steps[0]):
+            active = self._count_active(step)
+            drawn = self.drawn(step, active)
+            read = None if reading is None else reading()
+            reading = self._reading(step + 1)  # while this step is computed
+            if active not in by_count:
+                part = slice(active)
+                own_memory = {name: select(values, part) for name, values in memory.items()}
+                by_count[active] = self.trainer.on(select(vectors, part), own_memory)
+            batch = self.batch(drawn, read, step)
+            self._step(by_count[active], batch, drawn.noise, step)
+
+    def batch(self, drawn: Drawn, read: Inputs | None = None, step: int = 0) -> Batch:
+        """The batches of a step. read: their inputs, if they are read already"""
+        x = self.rows.inputs[drawn.samples] if read is None else read
+        if self.rows.transform is not None:
+            seeds = [seed + step for seed in self.plan.seeds[: len(drawn.samples)]]
+            x = _transformed(self.rows.transform, x, seeds)
+        return self.trainer.ready(Batch(x, self.rows.y[drawn.samples], drawn.weight))
+
+    def drawn(self, step: int, clients: int) -> Drawn:
+        """Return the numbers that were drawn for a step of the first k clients."""
+        return Drawn(*(value.to(self.rows.device) for value in self.plan.at(step, clients)))
+
+    def _count_active(self, step: int) -> int:
+        """Return the number of clients, the first ones, that take this step."""
+        return int((self.plan.steps > step).sum())
+
+    def _reading(self, step: int) -> Callable[[], Tensor | Stacked] | None:
+        """Begin to read a step's inputs (k, B, ...), where they are read when needed."""
+        if not isinstance(self.rows.inputs, Lazy) or step >= self.plan.steps[0]:
+            return None
+        return self.rows.inputs.begin(self.plan.at(step, self._count_active(step)).samples)
+
+    def _step(self, steps: Steps, batch: Batch, noise: Tensor, step: int) -> None:
+        """Take the gradient steps on a batch."""
+        objective = self.trainer.objective
+        is_watched = step < len(self.watched)
+        losses = steps(batch, noise, self.is_first and step == 0, is_watched)
+        if is_watched and losses is not None:
+            self.watched[step, : len(losses)] = losses
+        for _ in range(1, objective.steps):
+            steps(batch, noise, False, False)
+        if objective.after is not None:
+            for name, value in objective.after(steps.vectors, self.lr).items():
+                steps.vectors[name].copy_(value)
 
 
 def _transformed(transform: Transform, x: Inputs, seeds: list[int]) -> Tensor:
@@ -394,31 +422,6 @@ def _transformed(transform: Transform, x: Inputs, seeds: list[int]) -> Tensor:
             )
         batches.append(changed)
     return torch.stack(batches)
-
-
-def _runs(
-    phases: np.ndarray, epochs: np.ndarray, trainers: tuple[Trainer, ...]
-) -> list[tuple[int, int]]:
-    """Clients whose steps are alike: neighbours in the same phase.
-
-    Where layers are frozen, the first epoch differs from the others: it computes their outputs.
-    """
-    has_features = trainers[0].has_features
-    if len(trainers) == 1 and not has_features:
-        return [(0, len(epochs))]
-    keys = 2 * phases + (epochs > 0) if has_features else phases
-    cuts = np.flatnonzero(np.diff(keys)) + 1
-    return list(pairwise([0, *cuts.tolist(), len(keys)]))
-
-
-def _reset(memory: Memory, clients: np.ndarray) -> None:
-    """Let the optimizer forget everything of these clients, a mask of the first ones."""
-    if not clients.any():
-        return
-    positions = torch.from_numpy(np.flatnonzero(clients))
-    for values in memory.values():
-        for value in values.values():
-            value[positions] = 0
 
 
 def _apart(values: Tensors, target: Tensor) -> Tensors:

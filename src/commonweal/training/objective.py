@@ -1,4 +1,4 @@
-"""What a client minimises, as a value that any trainer evaluates.
+"""Objectives of clients, as values that any trainer evaluates.
 
 An `Objective` names vectors instead of holding them: those that `Client.start` returns, "received"
 (the model of the message) and "noise" (the uniform random numbers of a batch). So it is static
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from commonweal.base.tensors import Tensors
-from commonweal.training.task import Batch, Task
+from commonweal.task.task import Batch, Task
 
 
 class At(NamedTuple):
@@ -62,8 +62,8 @@ class Proximal(NamedTuple):
     Attributes:
         vector: The name of v.
         strength: The factor of the squared distance.
-        anchor: The name of the vector that v stays near, a constant.
-        linear: The name of the vector of the linear term, a constant.
+        anchor: The name of the vector that v stays near, a constant. None: v stays near 0.
+        linear: The name of the vector of the linear term, a constant. None: there is no such term.
     """
 
     vector: str
@@ -73,7 +73,7 @@ class Proximal(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How the samples' losses become the loss of a batch.
+    """A function from the samples' losses to the loss of a batch.
 
     Attributes:
         value: Gives the loss (...) from the samples' losses (..., B) and weights (..., B), which
@@ -107,6 +107,8 @@ MEAN = Reduction(_mean)
 class Custom(NamedTuple):
     """A loss that is written in torch.
 
+    The BatchNorm statistics of the vectors that it trains are measured on the batch, as for `At`.
+
     Attributes:
         loss: Gives the loss () from the task, one client's vectors by name, and its batch.
         trains: The names of the vectors that the loss trains.
@@ -117,7 +119,7 @@ class Custom(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What one client minimises on a batch: the sum of all parts.
+    """The objective of one client on a batch: the sum of all parts.
 
     Attributes:
         at: Where the samples' loss is taken.
@@ -161,6 +163,16 @@ class Objective(NamedTuple):
     def learned(self) -> tuple[str, ...]:
         """The mixing coefficients that take a step at the first batch of a round."""
         return tuple(p.m for p in self.pairs if p.learns and isinstance(p.m, str))
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """The vectors that only the custom loss trains, whose statistics no point measures."""
+        if self.custom is None:
+            return ()
+        measured = {name for name, _ in self.statistics}
+        for point in self.at:
+            measured.update(point.trains)
+        return tuple(name for name in self.custom.trains if name not in measured)
 
     @property
     def constants(self) -> frozenset[str]:
@@ -213,17 +225,23 @@ def objective_value(task: Task, objective: Objective, vectors: Tensors, batch: B
                 measured[name] = measured[point.trains[-1]]
             else:
                 measured[name] = _statistics(task, vectors, batch, name, point)
+        for name in objective.unmeasured:
+            if vectors[name].shape[-1] == task.size:
+                measured[name] = _statistics(task, vectors, batch, name, At(name))
     return Value(total, measured, means[0] if means else total.detach())
 
 
 def _proximal(task: Task, vectors: Tensors, term: Proximal) -> Tensor:
     v = task.trainable(vectors[term.vector])
     total = v.new_zeros(())
-    if term.anchor is not None:
-        anchor = task.trainable(vectors[term.anchor].detach())
-        total = total + term.strength / 2 * (v - anchor).square().sum()
+    if term.strength:
+        distance = v
+        if term.anchor is not None:
+            distance = v - task.trainable(vectors[term.anchor].detach())
+        total = total + term.strength / 2 * distance.square().sum()
     if term.linear is not None:
-        total = total + (vectors[term.linear] * v).sum()
+        linear = task.trainable(vectors[term.linear].detach())
+        total = total + (linear * v).sum()
     return total
 
 
@@ -262,7 +280,7 @@ def _squared_cosine(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum().square() / lengths
 
 
-def mixture(task: Task, first: Tensor, second: Tensor, m: float) -> Tensor:
+def interpolated(task: Task, first: Tensor, second: Tensor, m: float) -> Tensor:
     """The model (1-m) first + m second, with the BatchNorm statistics of the second."""
     mixed = (1 - m) * first + m * second
     n = task.num_trainable

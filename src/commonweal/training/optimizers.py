@@ -31,11 +31,11 @@ class Optimizer(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step is linear in the gradient."""
+        """True if a step is linear in the gradient."""
         return self.kind == "sgd" and self.clip is None
 
     def memory(self, v: Tensor) -> Tensors:
-        """What the optimizer remembers of a vector before its first step: zeros."""
+        """Return the optimizer's memory of a vector before its first step: zeros."""
         if self.kind != "sgd":
             zeros = torch.zeros_like(v)
             return {"t": torch.zeros_like(v[..., :1]), "m": zeros, "v": zeros.clone()}

@@ -33,7 +33,7 @@ EXAMPLES = "write a formula of the round t, such as 1/t, 1/sqrt(t) or 0.99^(t-1)
 
 
 def factor(schedule: str | None, t: int) -> float:
-    """What the learning rate of round t = 1, 2, ... is multiplied by; 1 without a schedule.
+    """Return the factor of the learning rate in round t = 1, 2, ...; 1 without a schedule.
 
     >>> [factor("1/t", t) for t in (1, 2, 4)]
     [1.0, 0.5, 0.25]
@@ -55,7 +55,7 @@ def factor(schedule: str | None, t: int) -> float:
     return value
 
 
-def check(schedule: str | None, rounds: int) -> None:
+def check_schedule(schedule: str | None, rounds: int) -> None:
     """Raise ConfigError for a schedule that is no formula, or not above 0 in one of the rounds."""
     if schedule is not None:
         for t in range(1, rounds + 1):

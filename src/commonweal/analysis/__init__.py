@@ -1,1 +1,0 @@
-"""Numbers about runs and data: comparisons, regret, models between models, who holds what."""

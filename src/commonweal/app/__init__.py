@@ -1,0 +1,1 @@
+"""The command, the page in the browser, trackers, and models that leave a run."""

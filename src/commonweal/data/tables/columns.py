@@ -1,0 +1,567 @@
+"""The columns of a table of any length: what they hold, and their numbers or codes in the cache.
+
+The first pass over the file counts the rows and finds out what each column holds; the second fills
+the arrays: numbers (days of dates), and codes of strings. What they become as features is fitted
+on training rows later.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pydantic
+
+from commonweal.base.errors import DataError, did_you_mean
+from commonweal.data.sources.cache import New, cached, write_arrays
+from commonweal.data.split import repeated
+from commonweal.data.tables import plain_table
+from commonweal.data.tables.files import Batches
+from commonweal.data.tables.plain_table import PlainColumn
+from commonweal.data.tables.preprocessing import ID
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Names = str | tuple[str, ...]
+Coded = tuple[np.ndarray, np.ndarray]  # different strings, and each row's position among them
+MANY = 100_000  # different strings, beyond which a column is left out
+CLIENT = "client"  # the column of clients, unless another is named
+ID_NAME = re.compile(
+    r"(^|[^a-z])(id|ids|nr|no|num|nummer|number|numer|mrn|uuid|guid|key|index|row|record)[^a-z]*$|"
+    r"^(n[°º]|num[eé]ro|nr|numer|no\.)\W|^unnamed|[a-z]I[Dd]$|(num|nummer)$|"
+    r"^(patient|subject|participant|proband|case|fall|sample|encounter|customer|cust|account)$",
+    re.I,
+)
+ID_SHARE = 0.2  # of the rows that differ, from which a column with such a name is an id
+LONG = 200  # rows of a table whose numbers in order are no measurements
+FREE_SHARE = 0.5  # of the rows that differ, from which a column of strings is free text
+MOST_ODD = 3  # different strings in a column of numbers, which count as missing
+LEAST_NUMBERS = 20  # different numbers of such a column
+FIRST_DAY, LAST_DAY = 19000101, 21001231  # of dates that are written as one number
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of columns of a table; all others are features."""
+
+    label: str  # the column of labels, or of survival times "time,event" or "time,event=value"
+    client: str | None = None  # or several with commas, which name a client together
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # columns that look like ids, but are not
+    categories: tuple[str, ...] = ()  # columns of whole numbers that are codes
+    order: str = ""  # the column by which the last rows of a client are its test rows
+    split: str = ""  # the column that says which rows are test rows
+    missing: tuple[str, ...] = ()  # numbers that mean a missing value, as "column=number"
+
+
+def names_in(names: Names) -> tuple[str, ...]:
+    """Names in a list, or in a string with commas."""
+    if not isinstance(names, str):
+        return tuple(names)
+    parts = names.strip().removeprefix("[").removesuffix("]").split(",")
+    return tuple(part.strip().strip("'\"") for part in parts if part.strip())
+
+
+# What a column holds
+
+NUMBERS = tuple(plain_table.notations(PlainColumn("", "number")))
+TRUTHS = plain_table.notations(PlainColumn("", "boolean"))
+DATES = plain_table.notations(PlainColumn("", "date"))
+CANDIDATES = (*NUMBERS, *TRUTHS, *DATES)  # in order of preference; text is always possible
+
+
+def _cast(values: "pyarrow.Array") -> "np.ndarray | None":
+    """Numbers, NaN where missing; None where some string is not a plain number."""
+    import pyarrow
+
+    try:
+        numbers = values.cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:
+        return None
+    floats: np.ndarray = numbers.to_numpy(zero_copy_only=False)
+    finite = np.isfinite(floats)
+    return floats if finite.all() else np.where(finite, floats, np.nan)
+
+
+def _has_codes(values: "pyarrow.Array") -> bool:
+    """Return whether digits are no number: 01234 is a code, and float64 cannot hold 16 of them."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not pyarrow.types.is_string(values.type):
+        return False
+    codes = pyarrow.compute.match_substring_regex(values, r"^\s*(0\d{3,}|\d{16,})\s*$")
+    return bool(pyarrow.compute.any(codes).as_py())
+
+
+def _encode(values: "pyarrow.Array", known: dict[str, int], is_number: bool = False) -> np.ndarray:
+    """The codes of strings, which are numbered in `known` as they come; -1: missing."""
+    import pyarrow
+
+    coded = values.cast(pyarrow.string()).dictionary_encode()
+    codes = []
+    for text in map(plain_table.stripped, coded.dictionary.to_pylist()):
+        if "\0" in text:
+            raise DataError(f"the table has NUL bytes, as in {text[:60]!r}: the file is damaged")
+        name = plain_table.plain_code(text) if is_number else text  # 7.0 is written as 7
+        codes.append(-1 if plain_table.is_missing(text) else known.setdefault(name, len(known)))
+    indices = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    encoded: np.ndarray = np.array([*codes, -1], np.int32)[indices]
+    return encoded
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The contents of a column of a table."""
+
+    column: PlainColumn  # before any fit
+    rows: int
+    gaps: int  # rows without a value
+    whole: bool  # all numbers are whole
+    ambiguous: bool  # dates day first or month first; commas before decimals or thousands
+    different: int  # values in the first batch
+    first_rows: int  # rows of the first batch
+    numbers_rows: bool = False  # 0, 1, 2, ... in any order, or in a long table from another number
+
+    @property
+    def name(self) -> str:
+        return self.column.name
+
+    @property
+    def mostly_differs(self) -> bool:
+        """True if strings or codes differ in most rows."""
+        return self.different > max(50, FREE_SHARE * self.first_rows)
+
+    @property
+    def is_id(self) -> bool:
+        """True if it names rows: by its name, its order, or strings that mostly differ."""
+        named = self.different > max(20, ID_SHARE * self.first_rows)
+        named = named and bool(ID_NAME.search(self.name))
+        if self.column.becomes == "number":
+            return (named and self.whole) or self.numbers_rows
+        return self.column.becomes == "text" and (named or self.mostly_differs)
+
+
+class _Scan:
+    """The first pass over a column."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.gaps = 0
+        self.rows = 0
+        self.whole = True
+        self.possible = list(CANDIDATES)
+        self.different = 0
+        self.first_rows = 0
+        self.low, self.high = np.inf, -np.inf
+        self.is_day = True  # numbers such as 20260131
+        self.has_comma = False  # strings with a comma, and without
+        self.has_none = False
+
+    def add(self, values: "pyarrow.Array") -> None:
+        first = self.rows == 0
+        self.rows += len(values)
+        if not first and (values.null_count == len(values) or not self.possible):
+            self.gaps += values.null_count
+            return
+        if first and _has_codes(values):
+            self.possible = [c for c in self.possible if c.becomes != "number"]
+        numbers = _cast(values) if self._may_be_plain else None
+        if numbers is None:
+            texts: dict[str, int] = {}
+            self.gaps += int((_encode(values, texts) < 0).sum())
+            self._add_texts(list(texts), first)
+        else:
+            known = numbers[~np.isnan(numbers)]
+            self.gaps += len(values) - len(known)
+            self.possible = [c for c in self.possible if c.becomes == "number"]
+            self._measure(known)
+            self.is_day = self.is_day and self.whole and _are_days(known)
+        if first:
+            self.different = len(texts) if numbers is None else len(np.unique(known))
+            self.first_rows = len(values)
+
+    def _measure(self, numbers: np.ndarray) -> None:
+        self.whole = self.whole and bool((numbers == np.round(numbers)).all())
+        self.low = min(self.low, float(numbers.min(initial=np.inf)))
+        self.high = max(self.high, float(numbers.max(initial=-np.inf)))
+
+    @property
+    def _may_be_plain(self) -> bool:
+        return bool(self.possible) and self.possible[0].becomes == "number"
+
+    def _add_texts(self, texts: Sequence[str], first: bool) -> None:
+        self.is_day = False
+        with_comma = sum("," in text for text in texts)
+        self.has_comma |= with_comma > 0
+        self.has_none |= with_comma < len(texts)
+        if first:
+            units = Counter(map(plain_table.unit_of, texts[:LEAST_NUMBERS]))
+            unit = max(units, key=lambda name: units[name], default="")
+            self.possible += [replace(column, unit=unit) for column in NUMBERS if unit]
+        possible = []
+        for column in self.possible:
+            odd = _odd(column, texts)
+            if odd is not None:
+                possible.append(replace(column, missing_as=odd))
+        self.possible = possible
+        if self._may_be_plain and not possible[0].missing_as:
+            self._measure(np.array([plain_table.parse_number(possible[0], text) for text in texts]))
+
+    def profile(self) -> Profile:
+        column = self._column()
+        orders = {c.order for c in self.possible if c.becomes == "date" and not c.missing_as}
+        each_differs = self.gaps == 0 and self.different == self.first_rows
+        span = self.high - self.low + 1
+        long_enough = self.rows >= (20 if self.low in (0, 1) else LONG)
+        return Profile(
+            column,
+            self.rows,
+            self.gaps,
+            self.whole,
+            {"day-month-year", "month-day-year"} <= orders or self._may_group(column),
+            self.different,
+            self.first_rows,
+            self.whole and each_differs and span == self.rows and long_enough,
+        )
+
+    def _column(self) -> PlainColumn:
+        if self.gaps == self.rows:
+            return PlainColumn(self.name, "text")
+        if self._may_be_plain and self.whole and self.is_day:
+            return PlainColumn(self.name, "date", order="yearmonthday")
+        for column in self.possible:
+            if not column.missing_as or self.different > LEAST_NUMBERS + len(column.missing_as):
+                if self.has_none and self._may_group(column):
+                    column = replace(column, decimal=plain_table.GROUPED)  # 1,000 and 20
+                return replace(column, name=self.name)
+        return PlainColumn(self.name, "text")
+
+    def _may_group(self, column: PlainColumn) -> bool:
+        """Return whether decimal commas may be those of thousands: three digits follow each."""
+        grouped = replace(column, name="", decimal=plain_table.GROUPED)
+        return column.decimal == "," and self.has_comma and grouped in self.possible
+
+
+def _are_days(numbers: np.ndarray) -> bool:
+    """Return whether whole numbers are dates such as 20260131."""
+    month, day = numbers // 100 % 100, numbers % 100
+    valid = (numbers >= FIRST_DAY) & (numbers <= LAST_DAY)
+    return bool((valid & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all())
+
+
+def _odd(column: PlainColumn, texts: Collection[str]) -> tuple[str, ...] | None:
+    """The strings that a column of numbers does not explain, if they are few; None: many."""
+    most = MOST_ODD if column.becomes == "number" else 0
+    odd = list(column.missing_as)
+    for text in texts:
+        if not plain_table.strings_fit(column, [text]):
+            odd.append(text)
+        if len(odd) > most:
+            return None
+    return tuple(odd)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The rows of a table, and what its columns hold."""
+
+    rows: int
+    profiles: Mapping[str, Profile]
+
+    def check(self, purpose: str, names: Sequence[str]) -> None:
+        """Raise DataError unless the table has these columns. purpose: what they are for"""
+        for name in names:
+            if name not in self.profiles:
+                hint = did_you_mean(name, self.profiles)
+                raise DataError(f"{purpose} = {name!r}: there is no such column; {hint}")
+
+
+def survey(batches: Batches) -> Survey:
+    """Look at all rows once."""
+    rows = 0
+    scans: dict[str, _Scan] = {}
+    for batch in batches():
+        scans = scans or dict(zip(batch, map(_Scan, batch), strict=True))
+        if set(batch) != set(scans):
+            raise DataError(f"files with different columns: {sorted(batch)} and {sorted(scans)}")
+        rows += len(next(iter(batch.values())))
+        for name, values in batch.items():
+            scans[name].add(values)
+    if rows == 0:
+        raise DataError("the table has no rows: check the file")
+    if len(scans) == 1:
+        raise DataError(
+            f"the table has one column, {next(iter(scans))[:60]!r}: it needs a label and features; "
+            "if another sign than , ; | or tab sets its columns apart, say separator = ..."
+        )
+    return Survey(rows, {name: scan.profile() for name, scan in scans.items()})
+
+
+# Columns with a role
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The columns of a table that have a role."""
+
+    roles: Roles
+    label: str
+    event: str | None  # of survival times
+    happened: str  # the value of `event` that means that there was one; empty: not given
+    client: tuple[str, ...]  # the columns that name clients together
+
+    @classmethod
+    def of(cls, table: Survey, roles: Roles) -> "Facts":
+        """Find the columns. Raises DataError where one is not there."""
+        label, *further = columns_in(roles.label, table)
+        if len(further) > 1:
+            raise DataError(f"label = {roles.label!r}: name one column, or two, time and event")
+        event, happened = further[0] if further else None, ""
+        if event is not None and event not in table.profiles:
+            event, _, happened = event.partition("=")
+        given = roles.client
+        if given is None and CLIENT in table.profiles:
+            given = CLIENT
+        client = () if given is None else columns_in(given, table)
+        table.check("label", [label])
+        if event is not None and event not in table.profiles:
+            some = list(table.profiles)[:10]
+            raise DataError(f"label names the events {event!r}, which is no column: {some}")
+        table.check("client", client)
+        table.check("drop", roles.drop)
+        table.check("keep", roles.keep)
+        table.check("categories", roles.categories)
+        table.check("missing", [entry.rpartition("=")[0] for entry in roles.missing])
+        table.check("order", [roles.order] if roles.order else [])
+        table.check("split", [roles.split] if roles.split else [])
+        facts = cls(roles, label, event, happened, client)
+        twice = repeated([*facts.no_features, *roles.categories])
+        if twice:
+            raise DataError(
+                f"column {twice[0]!r} is named twice among label, client, split and categories: "
+                "each column has one use"
+            )
+        return facts
+
+    @property
+    def no_features(self) -> tuple[str, ...]:
+        """The columns that are used, but not as features."""
+        names = (self.label, self.event, *self.client, self.roles.split)
+        return tuple(filter(None, names))
+
+    def left_out(self, table: Survey) -> dict[str, str]:
+        """The columns that are no features, and why."""
+        used = (*self.no_features, *self.roles.keep, *self.roles.categories)
+        why = {name: ID for name, p in table.profiles.items() if p.is_id and name not in used}
+        dropped = [name for name in self.roles.drop if name not in self.no_features]
+        return why | dict.fromkeys(dropped, "dropped")
+
+
+def columns_in(names: str, table: Survey) -> tuple[str, ...]:
+    """The columns that a string names: one, whose name may have commas, or several."""
+    return (names,) if names in table.profiles else names_in(names) or (names,)
+
+
+# The second pass
+
+
+def _with_missing(table: Survey, missing: Sequence[str]) -> dict[str, PlainColumn]:
+    """Profile the columns, with the numbers that mean a missing value: "column=number"."""
+    columns = {name: profile.column for name, profile in table.profiles.items()}
+    for entry in missing:
+        name, _, value = entry.rpartition("=")
+        column = columns[name]
+        if column.becomes != "number" or not plain_table.is_number(value):
+            raise DataError(
+                f"missing = {entry!r}: write column=number; {name!r} holds {column.becomes}s"
+            )
+        columns[name] = replace(column, missing_as=(*column.missing_as, value))
+    return columns
+
+
+def _fill(
+    new: New,
+    batches: Batches,
+    rows: int,
+    plain: Sequence[PlainColumn],
+    coded: Sequence[PlainColumn],
+    clients: Sequence[str],
+) -> None:
+    """Write the columns' numbers and codes, and `texts`, the strings that have these codes."""
+    numbers = new("numbers", (len(plain), rows), np.float64)
+    codes = new("codes", (len(coded), rows), np.int32)
+    known: list[dict[str, int]] = [{} for _ in coded]
+    start = 0
+    for batch in batches():
+        part = slice(start, start + len(next(iter(batch.values()))))
+        for column, values in zip(plain, numbers, strict=True):
+            values[part] = _numbers(column, batch[column.name])
+        for column, values, texts in zip(coded, codes, known, strict=True):
+            if len(texts) <= MANY or column.name in clients:
+                values[part] = _encode(batch[column.name], texts, column.becomes == "number")
+        start = part.stop
+    for values, texts in zip(codes, known, strict=True):
+        rank = np.full(len(texts) + 1, -1, np.int32)  # alphabetical; code -1 stays what it is
+        rank[list(map(texts.__getitem__, sorted(texts)))] = np.arange(len(texts))
+        values[...] = rank[values]
+    write_arrays(new, texts=_array(json.dumps(list(map(sorted, known))).encode()))
+
+
+def _numbers(column: PlainColumn, values: "pyarrow.Array") -> np.ndarray:
+    """The numbers of a batch of a column that holds numbers, truths or dates; NaN: missing."""
+    is_plain = column.becomes == "number" and column.decimal == "."
+    cast = _cast(values) if is_plain else None
+    if cast is not None:
+        gaps = [float(text) for text in column.missing_as if plain_table.is_number(text)]
+        return np.where(np.isin(cast, gaps), np.nan, cast) if gaps else cast
+    texts: dict[str, int] = {}
+    codes = _encode(values, texts)
+    parse = partial(plain_table.parse_number, column)
+    numbers: np.ndarray = np.array([*map(parse, texts), np.nan])[codes]
+    return numbers
+
+
+# From the cache
+
+_SURVEY = pydantic.TypeAdapter(Survey)
+
+
+def _array(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, np.uint8)
+
+
+def read_survey(file: Path, batches: Batches, options: str) -> Survey:
+    """Profile a file's columns, from the cache if it was read before."""
+    if not file.is_file():
+        next(batches())  # raises what is wrong with it
+
+    def parse(new: New) -> None:
+        write_arrays(new, survey=_array(_SURVEY.dump_json(survey(batches))))
+
+    arrays = cached("survey", [file], parse, options)
+    return _SURVEY.validate_json(arrays["survey"].tobytes())
+
+
+def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Table":
+    """A table, from the cache if it was read before.
+
+    options: by which `batches` read the file, or the folder of files
+    """
+    seen = read_survey(file, batches, options)
+    facts = Facts.of(seen, roles)
+    left_out = facts.left_out(seen)
+    plain: list[PlainColumn] = []
+    coded: list[PlainColumn] = []
+    columns = _with_missing(seen, roles.missing)
+    for name, column in columns.items():
+        if name not in left_out or name == roles.order:
+            is_coded = column.becomes == "text" or name in (*facts.client, *roles.categories)
+            (coded if is_coded else plain).append(column)
+
+    def parse(new: New) -> None:
+        _fill(new, batches, seen.rows, plain, coded, facts.client)
+
+    arrays = cached("table", [file], parse, repr((roles, options)))
+    texts: dict[str, Coded] = {}
+    strings = json.loads(arrays["texts"].tobytes())
+    for column, own, codes in zip(coded, strings, np.asarray(arrays["codes"]), strict=True):
+        texts[column.name] = np.array(own, dtype=str), codes
+        columns[column.name] = PlainColumn(column.name, "text")
+        if len(own) > MANY and column.name not in facts.client:
+            left_out[column.name] = f"it has more than {MANY:,} different strings"
+    for name, why in left_out.items():
+        columns[name] = PlainColumn(name, "nothing", why, is_id=why == ID)
+    profiles = {name: replace(p, column=columns[name]) for name, p in seen.profiles.items()}
+    numbers = {}
+    for column, values in zip(plain, np.asarray(arrays["numbers"]), strict=True):
+        numbers[column.name] = values
+    return Table(facts, seen.rows, profiles, numbers, texts)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The columns of a table: what they hold, and their numbers or codes."""
+
+    facts: Facts
+    rows: int
+    profiles: Mapping[str, Profile]
+    stored_numbers: Mapping[str, np.ndarray]
+    stored_texts: Mapping[str, Coded]
+
+    @property
+    def label(self) -> str:
+        return self.facts.label
+
+    def column(self, name: str) -> PlainColumn:
+        """Return the kind of a column, before any fit."""
+        return self.profiles[name].column
+
+    def numbers(self, name: str) -> np.ndarray:
+        return self.stored_numbers[name]
+
+    def texts(self, name: str) -> Coded:
+        """The different strings of a column, and each row's position among them; -1: missing."""
+        return self.stored_texts[name]
+
+    def is_text(self, name: str) -> bool:
+        """Return whether a column is stored as codes of strings."""
+        return name in self.stored_texts
+
+    def strings(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """The values of a column in some rows, (n,), as strings."""
+        column = self.column(name)
+        strings: np.ndarray
+        if column.becomes == "text":
+            texts, codes = self.texts(name)
+            strings = texts[codes[rows]]
+        elif column.becomes == "boolean":
+            strings = np.array(column.words)[self.numbers(name)[rows].astype(np.int64)]
+        else:
+            strings = np.array([f"{value:g}" for value in self.numbers(name)[rows].tolist()])
+        return strings
+
+    def gaps(self, name: str) -> np.ndarray:
+        """The rows in which a column has no value, (N,)."""
+        missing: np.ndarray
+        missing = self.texts(name)[1] < 0 if self.is_text(name) else np.isnan(self.numbers(name))
+        return missing
+
+    def clients(self) -> Coded | None:
+        """The clients' names and each row's position among them; None: no column names them."""
+        names = self.facts.client
+        return reduce(_both, map(self.texts, names)) if names else None
+
+    def complete(self) -> np.ndarray:
+        """The numbers of the rows that have a value in every required column, features apart."""
+        incomplete = np.zeros(self.rows, dtype=bool)
+        roles = self.facts.roles
+        order = (roles.order,) if roles.order else ()
+        for name in (*self.facts.no_features, *order):
+            column = self.column(name)
+            if column.becomes == "nothing" and name != roles.order:
+                raise DataError(f"column {name!r} cannot be used, {column.why}: name another one")
+            incomplete |= self.gaps(name)
+        rows = np.flatnonzero(~incomplete)
+        if len(rows) == 0:
+            raise DataError(f"no row has a label in column {self.label!r}: check the file")
+        return rows
+
+
+def _both(first: Coded, second: Coded) -> Coded:
+    """The pairs of two columns of strings that occur, as one."""
+    (names, codes), (further, others) = first, second
+    known = (codes >= 0) & (others >= 0)
+    first_of_pair = codes[known].astype(np.int64)  # their product has more digits
+    pair = first_of_pair * len(further) + others[known]
+    pairs, position = np.unique(pair, return_inverse=True)
+    both = np.full(len(codes), -1, np.int64)
+    both[known] = position
+    joined = [f"{names[pair // len(further)]}/{further[pair % len(further)]}" for pair in pairs]
+    return np.array(joined, dtype=str), both

@@ -1,0 +1,1 @@
+"""An experiment guessed from a table, and where the guess is in doubt."""

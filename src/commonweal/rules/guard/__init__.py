@@ -1,0 +1,1 @@
+"""A combinator against malicious clients, and its detectors."""

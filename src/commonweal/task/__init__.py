@@ -1,0 +1,1 @@
+"""Models and how they are scored: module, vectors, losses, scores, what clients use."""

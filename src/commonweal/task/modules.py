@@ -1,0 +1,82 @@
+"""Tools for torch modules: wrap, replace, initialise and inspect their layers."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+class InUnits(nn.Module):
+    """A module that was trained on a scaled target, with outputs in the target's units."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, module: nn.Module, mean: float, deviation: float, log: bool = False) -> None:
+        super().__init__()
+        self.module = module
+        self.log = log  # whether mean and deviation are of the target's logarithm
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+        outputs: Tensor = self.mean + self.deviation * self.module(*x, **named)
+        return outputs.exp() if self.log else outputs
+
+
+class TransposedLinear(nn.Linear):
+    """W x' instead of x W': under vmap the weight's gradient then needs no copy to its layout."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim != 2:
+            return super().forward(input)
+        outputs = (self.weight @ input.mT).mT
+        return outputs if self.bias is None else outputs + self.bias
+
+
+@runtime_checkable
+class _Resettable(Protocol):
+    """A layer that draws its own parameters, as those of torch.nn do."""
+
+    def reset_parameters(self) -> None: ...
+
+
+def resettable(module: nn.Module) -> Iterator[tuple[nn.Module, Callable[[], None]]]:
+    """The layers that can be initialised again, and how: a layer after those inside it."""
+    for child in module.children():
+        yield from resettable(child)
+    if any(not p.requires_grad for p in module.parameters(recurse=False)):
+        return
+    if isinstance(module, nn.MultiheadAttention | nn.Transformer):
+        yield module, module._reset_parameters
+    elif isinstance(module, _Resettable):
+        yield module, module.reset_parameters
+
+
+def draws(layer: nn.Module) -> bool:
+    """Return whether a layer draws random numbers in training."""
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p > 0
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return layer.dropout > 0
+    return isinstance(layer, nn.RReLU)
+
+
+def count_activations(
+    module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> int:
+    """The numbers that the layers of a module give for its arguments."""
+    count = 0
+
+    def add(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal count
+        outputs = output if isinstance(output, tuple) else (output,)
+        count += sum(value.numel() for value in outputs if isinstance(value, Tensor))
+
+    for layer in module.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(add)
+    with torch.no_grad():
+        module(*args, **kwargs)
+    return count

@@ -1,0 +1,577 @@
+"""A module, its loss and its scores, as functions of one flat vector.
+
+The vector holds the trainable parameters first and the floating-point buffers (BatchNorm's running
+statistics) after them. Buffers are sent and averaged like the rest, but not trained.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
+
+from commonweal.base.arguments import expect, expect_callable, expect_names
+from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.base.generator import shared_generator
+from commonweal.base.tensors import Tensors
+from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
+from commonweal.task import modules, scores
+from commonweal.task.losses import LOSSES
+from commonweal.task.own import (
+    LossFunction,
+    OwnLoss,
+    Pick,
+    ScoreFunction,
+    function_name,
+    known_loss,
+    own_score,
+    pick_outputs,
+    score_name,
+)
+from commonweal.task.scores import Score
+from commonweal.task.survival import cox_losses
+
+
+class Batch(NamedTuple):
+    """A mini-batch, padded. `weight` is each row's loss weight: 0 for padding, summing to 1."""
+
+    inputs: Inputs  # (B, ...)
+    y: Tensor  # (B,), or (B, L) where each token has a label
+    weight: Tensor  # (B,)
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs, where they are one tensor."""
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs
+
+
+BATCHNORM = nn.modules.batchnorm._BatchNorm
+LOSS = "lower:loss"  # the score of a task with a loss of its own, by default
+
+
+class Task:
+    """A module with its loss and its score. A run starts from the module's values.
+
+    Parameters that require no gradient are not trained.
+
+    Args:
+        module: The model, in float32.
+        loss: A name in LOSSES, or a function of outputs and labels: a torch loss, or any that
+            gives one loss per sample. By default what the labels suggest.
+        score: A name in SCORES, or a function of a client's outputs and labels that gives a number,
+            or one per sample. By default the one that suits the loss.
+        also: Further scores by name, which are recorded too.
+        target: The mean and deviation of the labels of a regression. The module is trained on
+            scaled labels, its loss is relative to their variance; outputs and scores are in units.
+        output: Picks the outputs among what the module returns. `.logits` is found without it.
+        lower_is_better: Whether a lower value of `score`, where it is a function, is better.
+        class_weight: By what the loss of a sample is multiplied, for each class.
+        log_target: Whether `target` is of the labels' logarithms. Outputs are in units still.
+        variance: The variance of all labels, for pooled R^2; by default that of `target`.
+        precision: "bfloat16" computes training's forward and backward pass in mixed precision.
+
+    >>> task = Task(nn.Linear(2, 3))
+    >>> task.size, task.initial.shape
+    (9, torch.Size([9]))
+    >>> Task(nn.Linear(2, 3), loss=nn.CrossEntropyLoss(label_smoothing=0.1)).loss
+    'torch.nn.modules.loss:CrossEntropyLoss'
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: str | LossFunction = "",
+        score: str | ScoreFunction = "",
+        also: tuple[str, ...] = (),
+        target: tuple[float, float] | None = None,
+        output: Pick | None = None,
+        lower_is_better: bool = False,
+        class_weight: tuple[float, ...] | None = None,
+        log_target: bool = False,
+        variance: float | None = None,
+        precision: str = "float32",
+    ) -> None:
+        self._given = {name: value for name, value in locals().items() if name != "self"}
+        _check_arguments(**self._given)
+        self.implied = loss == ""  # the labels may suggest another loss than this one
+        function: OwnLoss | None = None
+        if not isinstance(loss, str):
+            function = None if known_loss(loss) else OwnLoss(loss)
+            loss = known_loss(loss) or function_name(loss)
+        scoring: Score | None = None
+        if not isinstance(score, str):
+            scoring = own_score(score, lower_is_better)
+            score = score_name(score, lower_is_better)
+        elif function is not None and not score:
+            scoring = own_score(function, lower_is_better=True)
+            score = LOSS
+        self.module = module
+        self.loss = loss or "cross-entropy"
+        self.score = score or scores.DEFAULTS.get(self.loss, "accuracy")
+        self.also = tuple(also)
+        self.scores = tuple(dict.fromkeys((self.score, *also)))  # the main one first
+        self.target = target
+        self.output = output
+        self.own_loss = function
+        self.own_score = scoring
+        self.class_weight = None if class_weight is None else tuple(class_weight)
+        self.log_target = log_target or loss == "poisson"
+        self.variance = variance
+        self.precision = precision
+        self._fixed_on: dict[torch.device, Tensors] = {}
+        self._drawing: dict[torch.Size, bool] = {}
+        self._widths: dict[torch.Size, int] = {}
+        self._check_names()
+        _check_module(module)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):
+            raise ConfigError(f"{name} of a Task cannot be set: use task.replace({name}=...)")
+        super().__setattr__(name, value)
+
+    def __reduce__(self) -> "tuple[Callable[..., Task], tuple[object, ...]]":
+        return _built, (type(self), self._given)  # functions within functions cannot be pickled
+
+    def replace(self, **changes: Any) -> "Task":
+        """The task with some arguments changed."""
+        return _built(type(self), self._given | changes)
+
+    def __repr__(self) -> str:
+        name = type(self.module).__name__
+        return f"<Task: {name} of {self.size} parameters, loss {self.loss}, score {self.score}>"
+
+    def _check_names(self) -> None:
+        if self.own_loss is None and self.loss not in LOSSES:
+            raise ConfigError(f"no loss is called {self.loss!r}: {did_you_mean(self.loss, LOSSES)}")
+        for name in self.scores:
+            if self.implied:  # the loss is not known yet
+                scores.find_score(name)
+            else:
+                scores.check_score(name, self.loss)
+
+    def suited_to(self, loss: str) -> "Task":
+        """The task with the loss that the data suggest, unless it was given one itself."""
+        if not self.implied:
+            return self
+        if not loss:
+            name = type(self.module).__name__
+            raise ConfigError(
+                "labels with several numbers per sample, or of shape (N, 1), do not say which loss "
+                f"fits: give one, Task({name}(...), loss=...)"
+            )
+        return self.replace(loss=loss)
+
+    @property
+    def functions(self) -> dict[str, object]:
+        """The user's own functions, by the argument that they were given as."""
+        keys = ("score", "output") if self.own_loss is None else ("loss", "score", "output")
+        return {key: self._given[key] for key in keys if callable(self._given[key])}
+
+    @cached_property
+    def reporting(self) -> "Task":
+        """The task with its main score only."""
+        return self.replace(also=()) if self.also else self
+
+    # The vector. A module's layers may be frozen until the task is used.
+
+    @cached_property
+    def _pieces(self) -> dict[str, Tensor]:
+        return _pieces(self.module)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._pieces)
+
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        return [piece.shape for piece in self._pieces.values()]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [piece.numel() for piece in self._pieces.values()]
+
+    @cached_property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @cached_property
+    def num_trainable(self) -> int:
+        """The number of trainable coordinates; those after them are buffers."""
+        return sum(self.sizes[: self._num_parameters])
+
+    @cached_property
+    def _num_parameters(self) -> int:
+        return sum(p.requires_grad for p in self.module.parameters())
+
+    @cached_property
+    def _buffer_names(self) -> tuple[str, ...]:
+        return self.names[self._num_parameters :]
+
+    def trainable(self, w: Tensor) -> Tensor:
+        """The trainable prefix of w: without buffers w itself, as a slice's backward allocates."""
+        return w if self.num_trainable == self.size else w[: self.num_trainable]
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """The layer number of each tensor: a weight and its bias have the same."""
+        layers = [name.rpartition(".")[0] for name in self.names]
+        numbers = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
+        return [numbers[layer] for layer in layers]
+
+    @cached_property
+    def initial(self) -> Tensor:
+        """The module's own values."""
+        return torch.cat([piece.flatten() for piece in self._pieces.values()])
+
+    def reinitialised(self, seed: int) -> "Task":
+        """The task with another random initialisation.
+
+        Layers that are frozen or have no `reset_parameters` keep their values.
+        """
+        module = deepcopy(self.module)
+        with shared_generator():
+            torch.manual_seed(seed)
+            for _, reset in modules.resettable(module):
+                reset()
+        return self.replace(module=module)
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if another initialisation draws every trained parameter."""
+        drawn = {id(p) for layer, _ in modules.resettable(self.module) for p in layer.parameters()}
+        return all(id(p) in drawn for p in self.module.parameters() if p.requires_grad)
+
+    def tensors(self, w: Tensor) -> dict[str, Tensor]:
+        """The vector as the module's named tensors: views, with a single cat as their backward."""
+        pieces = zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)
+        return {name: piece.view(shape) for name, piece, shape in pieces}
+
+    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector of tensors by name, as `Record.state_dict()` gives them."""
+        return torch.cat([tensors[name].flatten() for name in self.names])
+
+    def module_of(self, w: Tensor) -> nn.Module:
+        """A copy of the module with the vector's values, in evaluation mode.
+
+        Its outputs are in the units of the labels: a module of a scaled target is wrapped.
+        """
+        module = deepcopy(self.module).eval()
+        own = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in self.tensors(w).items():
+                own[name].copy_(value)
+        if self.target is None:
+            return module
+        return modules.InUnits(module, *self.target, self.log_target).eval()
+
+    # Training
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample (N,), of outputs and labels in the module's units."""
+        function = LOSSES[self.loss] if self.own_loss is None else self.own_loss
+        losses = function(outputs, y)
+        return losses if self.class_weight is None else losses * self.weight_of(y)
+
+    def weight_of(self, y: Tensor) -> Tensor:
+        """The factors of the samples' losses, by their classes."""
+        weights = torch.tensor(self.class_weight, dtype=torch.float32, device=y.device)
+        return weights[y.long()]
+
+    def batch_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch's loss in training mode, and the buffers after it (empty without buffers)."""
+        losses, buffers = self.row_losses(w, batch)
+        return (losses * batch.weight).sum(), buffers
+
+    def row_losses(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The losses (B,) of the rows in training mode, and the buffers after them."""
+        with self._mixed(batch.inputs):
+            outputs, buffers = self._run(self._training, w, batch.inputs)
+        outputs = outputs.to(w.dtype)
+        y = self.scaled(batch.y)
+        if self.loss == "cox":  # padding is in nobody's risk set: it left before all others
+            y = torch.where(batch.weight[:, None] > 0, y, -torch.inf).nan_to_num(neginf=-1e30)
+        return self.losses(outputs, y), buffers
+
+    def _mixed(self, x: Inputs) -> AbstractContextManager[object]:
+        """Mixed precision on the device of the inputs; nothing for float32, which costs no time."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(x.device.type, torch.bfloat16)
+
+    @cached_property
+    def _training(self) -> nn.Module:
+        module = deepcopy(self.module).train()
+        for layer in module.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = modules.TransposedLinear  # the same parameters, another forward
+        return module
+
+    def with_statistics(self, w: Tensor, x: Inputs) -> Tensor:
+        """The vector with the buffers of BatchNorm replaced by the statistics of these rows."""
+        with torch.no_grad():
+            _, buffers = self._run(self._estimating, w, x)
+        return torch.cat([w[: self.num_trainable], buffers])
+
+    @cached_property
+    def _estimating(self) -> nn.Module:
+        """In training mode, with running statistics that forget everything before."""
+        module = deepcopy(self.module).eval()
+        for layer in module.modules():
+            if isinstance(layer, BATCHNORM):
+                layer.train()
+                layer.momentum = 1.0
+        return module
+
+    def _run(self, module: nn.Module, w: Tensor, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The outputs of a module that changes its buffers, and the buffers after it."""
+        tensors = self.tensors(w)
+        # BatchNorm writes its statistics in place: give it copies.
+        buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
+        counters = {name: count.to(w.device, copy=True) for name, count in self._counters.items()}
+        outputs = self._call(module, tensors | buffers | counters, x)
+        if not buffers:
+            return outputs, w.new_empty(0)
+        return outputs, torch.cat([buffer.flatten() for buffer in buffers.values()])
+
+    @cached_property
+    def _counters(self) -> dict[str, Tensor]:
+        """The buffers that are no numbers of the vector, such as BatchNorm's count of batches."""
+        buffers = self.module.named_buffers()
+        return {name: buffer for name, buffer in buffers if not buffer.is_floating_point()}
+
+    # Calling the module
+
+    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
+        if x.device.type != "cpu":
+            tensors = self._fixed(x.device) | tensors
+        args, kwargs = self.arguments(x)
+        result = functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
+        return pick_outputs(result, self.output)
+
+    def arguments(self, x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The positional and keyword arguments with which the module is called.
+
+        Several inputs are given as they are: some may be masks or positions.
+        """
+        taken = x if isinstance(x, Tensor | Stacked) else x[:]
+        if isinstance(taken, Tensor):
+            return (self.ready_tensor(taken),), {}
+        assert isinstance(taken, Stacked)
+        return taken.arguments()
+
+    def ready_tensor(self, x: Tensor) -> Tensor:
+        """Convert stored rows for the model: images to [0, 1], sounds to [-1, 1]."""
+        if x.dtype == torch.uint8:
+            return x.to(torch.float32) / 255
+        if x.dtype == torch.int16:
+            return x.to(torch.float32) / 32768
+        if x.is_floating_point():
+            return x
+        return x.to(torch.int64 if self._takes_tokens else torch.float32)
+
+    @cached_property
+    def _tied(self) -> bool:
+        """True if two names share a parameter: to search at every call takes as long as a layer."""
+        all_names = list(self.module.named_parameters(remove_duplicate=False))
+        return len(all_names) > len(list(self.module.parameters()))
+
+    def _fixed(self, device: torch.device) -> dict[str, Tensor]:
+        """The module's tensors that are not in the vector, on the device where it computes."""
+        if device not in self._fixed_on:
+            everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+            others = everything.keys() - set(self.names)
+            self._fixed_on[device] = {n: everything[n].detach().to(device) for n in others}
+        return self._fixed_on[device]
+
+    # Evaluation
+
+    def outputs(self, w: Tensor, x: Inputs) -> Tensor:
+        """The model's outputs in evaluation mode, in the units of the labels."""
+        return self.in_units(self.raw_outputs(w, x))
+
+    def raw_outputs(self, w: Tensor, x: Inputs) -> Tensor:
+        """The module's outputs in evaluation mode, as it was trained to give them."""
+        return self._call(self._inference, self.tensors(w), x)
+
+    @cached_property
+    def _inference(self) -> nn.Module:
+        return deepcopy(self.module).eval()
+
+    def scaled(self, y: Tensor) -> Tensor:
+        """The labels as the module is trained on them."""
+        if self.target is None:
+            return y
+        mean, deviation = self.target
+        if self.loss == "poisson":
+            return y / math.exp(mean)
+        return ((y.log() if self.log_target else y) - mean) / deviation
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """The module's outputs in the units of the labels."""
+        if self.target is None:
+            return outputs.exp() if self.loss == "poisson" else outputs
+        mean, deviation = self.target
+        values = mean + deviation * outputs
+        return values.exp() if self.log_target else values
+
+    def find_score(self, name: str) -> Score:
+        """A score by name. Pooled R^2 is against the variance of the target where that is known."""
+        if self.own_score is not None and name == self.score:
+            return self.own_score
+        return scores.find_score(name, self.target_variance)
+
+    @property
+    def target_variance(self) -> float | None:
+        """The variance of all training labels, for pooled R^2; None: it is not known."""
+        if self.variance is None and self.target is not None and not self.log_target:
+            return self.target[1] ** 2
+        return self.variance
+
+    def evaluate_rows(self, w: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensors]:
+        """Each row's loss (N,), and its statistics (N, c) for every score by name, on the CPU."""
+        return self.row_results(self.raw_outputs(w, x), y)
+
+    def row_results(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+        """Each row's loss (N,) and statistics from the module's outputs (N, c), on the CPU."""
+        if self.loss == "cox":  # rows of other clients are no risk set: see `mean_losses`
+            outputs, y = outputs.cpu(), y.cpu()
+            losses = scores.survival_stats(outputs, y)
+        else:
+            # First the losses: they say where outputs do not fit.
+            losses = self.losses(outputs, self.scaled(y)).cpu()
+            # Scores are in float64, which not every device has.
+            outputs, y = self.in_units(outputs).cpu(), y.cpu()
+        stats = {}
+        for name in self.scores:
+            stats[name] = self.find_score(name).row_stats(outputs, y)
+        return losses, stats
+
+    def mean_losses(self, losses: Tensor, offsets: Tensor) -> Tensor:
+        """The mean loss of each client (K,), of what `evaluate_rows` gives by row."""
+        if self.loss != "cox":
+            return scores.mean_by_client(losses, offsets)
+        risk, y = losses[:, 0], losses[:, 1:]
+        return scores.mean_by_client(cox_losses(risk, y, offsets), offsets)
+
+    def undefined(self, y: Tensor, offsets: Tensor) -> list[int]:
+        """The clients with rows whose main score is undefined."""
+        own = self.score == "r2-pooled" and self.target is None and self.variance is None
+        return scores.undefined("r2" if own else self.score, y, offsets)
+
+    # Facts about the model
+
+    @cached_property
+    def _takes_tokens(self) -> bool:
+        return self._has_layer(nn.Embedding, nn.EmbeddingBag)
+
+    @cached_property
+    def has_batchnorm(self) -> bool:
+        return self._has_layer(BATCHNORM)
+
+    def _has_layer(self, *kinds: type[nn.Module]) -> bool:
+        return any(isinstance(layer, kinds) for layer in self.module.modules())
+
+    @cached_property
+    def has_dropout(self) -> bool:
+        """True if a layer draws random numbers in training."""
+        return any(modules.draws(layer) for layer in self.module.modules())
+
+    def draws_inside(self, x: Inputs) -> bool:
+        """Return whether training on samples like x draws random numbers, also in forward."""
+        shape = x.shape[1:]
+        if shape not in self._drawing:
+            args, kwargs = self.arguments(zeros_like(x, 2))
+            with torch.no_grad(), shared_generator() as generator:
+                before = generator.get_state()
+                deepcopy(self.module).train()(*args, **kwargs)
+                self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
+        return self._drawing[shape]
+
+    def width(self, x: Inputs) -> int:
+        """The numbers that a sample of x and its activations hold, the same on every machine."""
+        shape = x.shape[1:]
+        if shape not in self._widths:
+            row = zeros_like(x, 1)
+            args, kwargs = self.arguments(row)
+            activations = modules.count_activations(deepcopy(self._inference), args, kwargs)
+            self._widths[shape] = activations + sum(value.numel() for value in leaves(row))
+        return self._widths[shape]
+
+
+def _built(kind: type[Task], given: dict[str, Any]) -> Task:
+    return kind(**given)
+
+
+def _check_arguments(
+    module: object,
+    loss: object,
+    score: object,
+    also: object,
+    target: tuple[float, float] | None,
+    output: object,
+    lower_is_better: object,
+    class_weight: tuple[float, ...] | None,
+    **_: object,
+) -> None:
+    expect("module", module, nn.Module, "a torch.nn.Module")
+    for key, function in (("loss", loss), ("score", score)):
+        if isinstance(function, type):
+            raise ConfigError(f"{key} = {function!r} is a class: give {function.__name__}()")
+        if not isinstance(function, str):
+            expect_callable(key, function, f"the name of a {key}, or a function")
+    expect_names("also", also)
+    if target is not None:
+        expect("target", target, tuple, "(mean, deviation)")
+        is_pair = len(target) == 2 and all(isinstance(item, int | float) for item in target)
+        if not is_pair or not target[1] > 0:
+            raise ConfigError(f"target = {target!r}: give (mean, deviation), with deviation > 0")
+    expect("class_weight", class_weight, list | tuple | None, "a number for each class")
+    for weight in class_weight or ():
+        expect("class_weight", weight, int | float, "a number for each class")
+    expect("lower_is_better", lower_is_better, bool, "True or False")
+    if output is not None:
+        expect_callable("output", output, "a function that picks the outputs")
+
+
+def _check_module(module: nn.Module) -> None:
+    """Raise ConfigError where a module cannot be trained."""
+    kind = type(module).__name__
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ConfigError(f"{kind} has no parameter to train")
+    for name, p in module.named_parameters():
+        if isinstance(p, UninitializedParameter) or p.is_meta:
+            raise ConfigError(
+                f"{name} of {kind} has no values yet: call the module once with a batch, or "
+                "build it on the CPU"
+            )
+    for name, value in _pieces(module).items():
+        if value.dtype != torch.float32:
+            raise ConfigError(
+                f"{name} of {kind} is {value.dtype}: models are trained in float32; call "
+                "module.float()"
+            )
+    for part in module.modules():
+        if isinstance(part, BATCHNORM) and part.running_mean is None:
+            raise ConfigError(
+                f"{type(part).__name__} has no running statistics to evaluate with: "
+                "set track_running_stats=True"
+            )
+
+
+def _pieces(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a vector in order: trainable parameters, then floating-point buffers."""
+    pieces: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            pieces[name] = parameter.detach()
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            pieces[name] = buffer
+    return pieces

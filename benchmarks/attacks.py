@@ -32,13 +32,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import commonweal
-from commonweal.algorithms.algorithm import Outcome, Replies
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base.tensors import State, Tensors
 from commonweal.config import catalog
 from commonweal.data.population import Setting
 from commonweal.data.rows import Rows
 from commonweal.jobs.job import Job, job_from_experiment
+from commonweal.protocols.algorithm import Outcome, Replies
+from commonweal.protocols.averaging import Averaging
 from commonweal.rules import Decision, Reports, Rule
 
 ROUNDS = 120

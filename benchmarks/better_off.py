@@ -1,15 +1,16 @@
 """Who is better off than with local training: methods on natural federations.
 
-Every client's score under a method is compared with that of its local models, on the same test
-samples of the same seed. "Worse off" counts client-seeds that lose more than 5 points (regression:
-10 % of the error). The noise floor is local training with another seed: what a client would lose or
-gain by chance. scikit-learn's logistic (ridge) regression of each client is the reference for local
-training. Constants were fixed on vowels, Heart and Berka with other seeds.
+Seeds are folds: five of them test every sample once. Each sample's score under a method is compared
+with its score under the client's local models, and `judge` says what differs: test samples are the
+replicates, as everywhere in Commonweal. "Worse off" are clients that lose more than 5 points over
+all of their test samples (regression: 10 % of the error). The noise floor is local training with
+another seed: what a client would lose or gain by chance. scikit-learn's logistic (ridge) regression
+of each client is the reference for local training. Constants were fixed on vowels, Heart and Berka.
 
-    COMMONWEAL_DATA=... python benchmarks/better_off.py --seeds 5 --out results.json > tables.md
+    COMMONWEAL_DATA=... python benchmarks/better_off.py --out better_off.json > tables.md
 
-What is done is in the file of results, and the runs of `choose` are in a folder next to it: after a
-kill the same command continues.
+What is done is in the file of results, and runs are in a folder next to it: after a kill the same
+command continues.
 """
 
 import argparse
@@ -18,68 +19,105 @@ import gzip
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from scipy import stats
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from commonweal.analysis.choosing import choose
-from commonweal.analysis.compare import run_cells
-from commonweal.analysis.plan import Cell
+from commonweal import metrics
 from commonweal.base.files import write_file
 from commonweal.config.experiment import Experiment
+from commonweal.data.sources.files import find_file
 from commonweal.jobs.job import build_dataset
-from commonweal.jobs.rounds import run
 from commonweal.record.record import Record
-from commonweal.sources.files import find
+from commonweal.study import judge
+from commonweal.study.choosing import How, choose, run_evidence
+from commonweal.study.compare import run_cells
+from commonweal.study.plan import Cell
+from commonweal.study.refitting import refit_cell
+from commonweal.study.samples import differences, scores
+from commonweal.study.verdict import worth_having
 
+Array = NDArray[np.float64]
 Settings = dict[str, object]
-Seeds = dict[str, dict[str, list[float]]]  # seed -> method -> every client's score
+Samples = Mapping[str, Mapping[int, float]]  # by client and row number: the score of a sample
+Line = dict[str, float]  # the numbers of one method on one federation
 
 FIXED_ON = ("vowels", "Heart", "Berka")  # federations on which blend's constants were chosen
+PAPERS = Path(__file__).parent / "published" / "datasets"
+WITH_TREES = ("alone", "blend")  # client methods that fit forests: docs/trees.md measures them
 MLP = {"name": "mlp", "hidden": [32]}
 DIGITS = {"name": "dirichlet", "clients": 20}
-METHODS: dict[str, Settings] = {
+AGAIN = 1000  # is added to the seed of the training of "local again"
+LARGE = 50  # test samples of a client, in all seeds
+LOCAL = "local"
+GIVEN: dict[str, How] = {"given by fit": "pooled", "safe": "safe"}
+CANDIDATES: dict[str, Settings] = {  # `fit` and `choose` give one of them to every client
+    LOCAL: {"client": "alone"},
     "FedAvg": {},
     "AAggFF-S": {"rule": "aaggff-s"},
-    "AdaFed": {"rule": "adafed"},
     "fine-tune": {"client": "fine-tune"},
+    "blend": {"client": {"name": "blend", "rejoin": False}},
+}
+OTHERS: dict[str, Settings] = {
+    "AdaFed": {"rule": "adafed"},
     "Ditto": {"client": "ditto"},
     "APFL": {"client": "apfl"},
     "SuPerFed-MM": {"client": "superfed-mm"},
-    "blend": {"client": "blend", "validation": 0.2},
 }
-EVERY = ("choose", "scikit-learn", "local", "local again", *METHODS)
-WAYS = tuple(f"choose, {how}" for how in ("safe", "likely", "proved"))
-CANDIDATES: dict[str, tuple[str, Settings]] = {  # trained on all samples, they are these methods
-    "alone": ("local", {"client": "alone"}),
-    "fedavg": ("FedAvg", {}),
-    "aaggff-s": ("AAggFF-S", {"rule": "aaggff-s"}),
-    "fine-tune": ("fine-tune", {"client": "fine-tune"}),
-    "blend": ("blend", {"client": {"name": "blend", "rejoin": False}}),
-}
+MAIN = ("local again", *(name for name in CANDIDATES if name != LOCAL), *GIVEN)
+MORE = ("scikit-learn", *OTHERS)
 
 
 def federations(folder: Path) -> dict[str, Settings]:
     """The datasets, by name; those whose files are missing are left out."""
-    tables: dict[str, Settings] = {
-        "students, 17 courses": {"dataset": {"name": "students"}},
-        "vowels": {"dataset": {"name": "vowel", "test": 0.4}},
-        "digits, alpha 0.1": {"dataset": "digits", "partition": DIGITS | {"alpha": 0.1}},
-        "digits, alpha 1": {"dataset": "digits", "partition": DIGITS | {"alpha": 1.0}},
-        "Heart": {"dataset": "heart", "score": "accuracy"},
-        "Berka": {"dataset": {"name": "berka", "test": 0.4}, "score": "accuracy"},
-        "spoken digits, 6 speakers": {
-            "dataset": {"name": "fsdd", "features": "spectra", "test": 0.8}
-        },
-        "digits, 30 writers": {"dataset": {"name": "mnist-writers", "clients": 30, "test": 0.8}},
+    arrays: dict[str, tuple[Settings, float]] = {
+        "vowels": ({"dataset": "vowel"}, 0.2),
+        "digits, alpha 0.1": ({"dataset": "digits", "partition": DIGITS | {"alpha": 0.1}}, 0.2),
+        "digits, alpha 1": ({"dataset": "digits", "partition": DIGITS | {"alpha": 1.0}}, 0.2),
+        "Heart": ({"dataset": "heart"}, 0.2),
+        "Berka": ({"dataset": f"{PAPERS}/berka.py:berka"}, 0.2),
+        # With few training samples, as phones have.
+        "spoken digits, 6 speakers": (
+            {"dataset": {"name": f"{PAPERS}/sound.py:fsdd", "features": "spectra"}},
+            0.8,
+        ),
+        "digits, 30 writers": ({"dataset": {"name": "mnist-writers", "clients": 30}}, 0.8),
     }
+    every: dict[str, Settings] = {"students, 17 courses": {"dataset": {"name": "students"}}}
+    for name, (settings, test) in arrays.items():
+        path = _arrays(folder / f"{name}.npz", settings)
+        dataset = {"name": "table", "path": str(path), "client": "client", "scale": False}
+        every[name] = {"dataset": dataset | {"test": test}}
+    every |= _tables(folder)
+    return every
+
+
+def _arrays(path: Path, settings: Settings) -> Path:
+    """Write a federation's samples as arrays: every seed has the same clients, split into folds."""
+    if path.exists():
+        return path
+    federation = build_dataset(Experiment(**settings, seed=0, model="logistic"))
+    parts = (federation.train, federation.test)
+    names = np.array(federation.names)
+    np.savez(
+        path,
+        x=torch.cat([part.x for part in parts]).numpy(),
+        y=torch.cat([part.y for part in parts]).long().flatten().numpy(),
+        client=np.concatenate([np.repeat(names, part.sizes.numpy()) for part in parts]),
+    )
+    return path
+
+
+def _tables(folder: Path) -> dict[str, Settings]:
+    """The tables of the stroke trial and the census, where their files are."""
+    tables: dict[str, Settings] = {}
     stroke = _stroke(folder / "stroke.csv")
     if stroke is not None:
-        path = {"name": "table", "path": str(stroke), "label": "outcome", "test": 0.4}
+        path = {"name": "table", "path": str(stroke), "label": "outcome"}
         tables["stroke trial, countries"] = {
             "dataset": path | {"client": "country", "drop": ["hospital"]}
         }
@@ -88,11 +126,10 @@ def federations(folder: Path) -> dict[str, Settings]:
         tables["stroke trial, hospitals"] = {"dataset": by_hospital}
     adult = _adult(folder / "adult.csv")
     if adult is not None:
-        path = {"name": "table", "path": str(adult), "label": "income", "client": "country"}
-        tables["Adult, countries of birth"] = {"dataset": path | {"test": 0.4}}
-        path = {"name": "table", "path": str(adult), "label": "hours", "client": "country"}
+        path = {"name": "table", "path": str(adult), "client": "country"}
+        tables["Adult, countries of birth"] = {"dataset": path | {"label": "income"}}
         tables["Adult, hours of work"] = {
-            "dataset": path | {"test": 0.4, "drop": ["income"], "task": "values"},
+            "dataset": path | {"label": "hours", "drop": ["income"], "task": "values"},
             "score": "mae",
         }
     return tables
@@ -100,7 +137,7 @@ def federations(folder: Path) -> dict[str, Settings]:
 
 def _stroke(path: Path) -> Path | None:
     """The International Stroke Trial: what is known at randomisation, and the outcome."""
-    source = find("ist", "ist.csv.gz", None)
+    source = find_file("ist", "ist.csv.gz", None)
     if source is None:
         return None
     with gzip.open(source, "rt", encoding="latin-1") as file:
@@ -120,7 +157,7 @@ def _stroke(path: Path) -> Path | None:
 
 def _adult(path: Path) -> Path | None:
     """The census, by country of birth without the United States."""
-    source = find("adult", "adult.data.gz", None)
+    source = find_file("adult", "adult.data.gz", None)
     if source is None:
         return None
     names = ["age", "workclass", "weight", "education", "years", "marital", "occupation"]
@@ -145,6 +182,9 @@ def _written(
     return path
 
 
+# Runs
+
+
 def experiment(settings: Settings, seed: int, rounds: int, split: int) -> Experiment:
     """The experiment of a method on a federation.
 
@@ -157,208 +197,293 @@ def experiment(settings: Settings, seed: int, rounds: int, split: int) -> Experi
     given = settings.get("client", "sgd")
     method = given if isinstance(given, dict) else {"name": given}
     client = {"batch": 10, "lr": 0.1, "clip": 1.0} | method
+    if method["name"] in WITH_TREES:
+        client["trees"] = False
     values = settings | {"client": client, "model": MLP, "rounds": rounds, "seed": seed}
     data = values["dataset"]
     named = {"name": data} if isinstance(data, str) else dict(data)  # type: ignore[call-overload]
     return Experiment(**values | {"dataset": named | {"seed": split}, "evaluate_every": rounds})
 
 
-def scores(what: Experiment) -> np.ndarray:
-    """Every client's score by what it uses; NaN without one."""
-    *_, last = run(what)
-    assert last.evaluation is not None
-    evaluation = last.evaluation.personal or last.evaluation
-    values = torch.full_like(evaluation.score, torch.nan)
-    values[last.evaluation.scored] = evaluation.score[last.evaluation.scored]
-    array: np.ndarray = values.double().numpy()
-    return array
+def candidates(settings: Settings, seeds: int, rounds: int, folder: Path) -> list[Cell]:
+    """The runs of what `fit` compares, with validation samples to choose on."""
+    plan = []
+    for name, method in CANDIDATES.items():
+        for seed in range(seeds):
+            own = experiment(settings | method | {"validation": 0.2}, seed, rounds, seed)
+            plan.append(Cell(name, own, folder / name / f"seed-{seed}"))
+    return plan
 
 
-def reference(what: Experiment) -> tuple[np.ndarray, np.ndarray]:
-    """Every client's score by scikit-learn, and its number of test samples."""
-    federation = build_dataset(what)
-    values = np.full(federation.clients, np.nan)
-    for client in range(federation.clients):
-        train, test = federation.train.client(client), federation.test.client(client)
-        if len(test.y) == 0:
-            continue
-        x, y = train.x.flatten(1).numpy(), train.y.numpy()
-        x_test, y_test = test.x.flatten(1).numpy(), test.y.numpy()
-        if federation.classes is None:
-            values[client] = np.abs(Ridge().fit(x, y).predict(x_test) - y_test).mean()
-        elif len(np.unique(y)) == 1:
-            values[client] = (y_test == y[0]).mean()
-        else:
-            model = LogisticRegression(max_iter=1000)
-            values[client] = model.fit(x, y).score(x_test, y_test)
-    return values, federation.test.sizes.numpy()
+def others(
+    settings: Settings, seeds: int, rounds: int, folder: Path, methods: Mapping[str, Settings]
+) -> list[Cell]:
+    """The runs of further methods on all samples."""
+    plan = []
+    for name, method in methods.items():
+        for seed in range(seeds):
+            own = experiment(settings | method, seed, rounds, seed)
+            plan.append(Cell(name, own, folder / name / f"seed-{seed}"))
+    return plan
 
 
-def chosen(settings: Settings, seed: int, rounds: int, folder: Path) -> dict[str, np.ndarray]:
-    """Every client's score by the model that it chooses, and by each candidate on all samples."""
-    cells = []
-    for name, (_, method) in CANDIDATES.items():
-        own = experiment(settings | method | {"validation": 0.2}, seed, rounds, seed)
-        cells.append(Cell(name, own, folder / name / f"seed-{seed}"))
+def again(settings: Settings, seeds: int, rounds: int, folder: Path) -> list[Cell]:
+    """The noise floor: local training on the same samples with other seeds."""
+    plan = []
+    for seed in range(seeds):
+        own = experiment(settings | CANDIDATES[LOCAL], seed + AGAIN, rounds, seed)
+        plan.append(Cell("local again", own, folder / "again" / f"seed-{seed}"))
+    return plan
+
+
+def run_all(cells: Sequence[Cell]) -> dict[str, list[Record]]:
+    """Run what is not finished. Returns the runs by label."""
     for step in run_cells(cells):
-        assert not step.failure, step.failure
-    choice = choose(folder)
-    names = Record.read(cells[0].folder).clients().names
-    results = {f"choose, {how}": result for how, result in choice.by_how.items()}
-    results |= {CANDIDATES[name][0]: result for name, result in choice.results.items()}
-    values = {}
-    for name, result in results.items():
-        own_scores = dict(zip(result.clients, result.scores[0], strict=True))
-        values[name] = np.array([own_scores.get(client, np.nan) for client in names])
-    return values
+        assert not step.failure, (step.cell.label, step.failure)
+    records: dict[str, list[Record]] = {}
+    for cell in cells:
+        records.setdefault(cell.label, []).append(Record.read(cell.folder))
+    return records
 
 
-def measure(
-    settings: Settings, name: str, seed: int, rounds: int, folder: Path
-) -> Iterator[tuple[str, list[float]]]:
-    """Yield every client's score under a method, or under several with `choose`, with one seed."""
-    alone = settings | {"client": "alone"}
-    if name == "scikit-learn":
-        values, samples = reference(experiment(alone, seed, rounds, seed))
-        yield name, values.tolist()
-        yield "samples", samples.tolist()
-    elif name == "choose":
-        for way, values in chosen(settings, seed, rounds, folder).items():
-            yield way, values.tolist()
-    elif name in METHODS:
-        yield name, scores(experiment(settings | METHODS[name], seed, rounds, seed)).tolist()
-    else:
-        own_seed = seed + 1000 if name == "local again" else seed
-        yield name, scores(experiment(alone, own_seed, rounds, seed)).tolist()
+def main_runs(settings: Settings, seeds: int, rounds: int, folder: Path) -> dict[str, list[Record]]:
+    """The runs of the first tables: local training, the methods, and what clients are given."""
+    first = candidates(settings, seeds, rounds, folder / "candidates")
+    second = [refit_cell(cell.label, cell.experiment, cell.folder) for cell in first]
+    records = run_all([*first, *second])
+    records |= run_all(again(settings, seeds, rounds, folder / "others"))
+    evidence = {cell.folder: run_evidence(False, cell.folder) for cell in first}
+    runs = {}
+    for name in CANDIDATES:
+        runs[name] = [Record.read(cell.folder) for cell in second if cell.label.startswith(name)]
+    runs["local again"] = records["local again"]
+    for name, how in GIVEN.items():
+        given = choose(folder / "candidates", how=how, evidence=evidence).given
+        runs[name] = given.records()[given.method]
+    return runs
+
+
+def reference(settings: Settings, seeds: int, rounds: int) -> Samples:
+    """The score of every test sample by scikit-learn's model of its client."""
+    table: dict[str, dict[int, float]] = {}
+    for seed in range(seeds):
+        federation = build_dataset(experiment(settings, seed, rounds, seed))
+        test_rows = federation.test
+        assert test_rows.numbers is not None
+        for k, name in enumerate(federation.names):
+            train, test = federation.train.client(k), test_rows.client(k)
+            if len(test.y) == 0:
+                continue
+            x, y = train.x.flatten(1).double().numpy(), train.y.numpy()
+            x_test, y_test = test.x.flatten(1).double().numpy(), test.y.numpy()
+            if federation.classes is None:
+                values = np.abs(Ridge().fit(x, y).predict(x_test) - y_test)
+            elif len(np.unique(y)) == 1:
+                values = (y_test == y[0]).astype(float)
+            else:
+                model = LogisticRegression(max_iter=1000).fit(x, y)
+                values = (model.predict(x_test) == y_test).astype(float)
+            own = slice(int(test_rows.offsets[k]), int(test_rows.offsets[k + 1]))
+            numbers = test_rows.numbers[own].tolist()
+            table.setdefault(name, {}).update(zip(numbers, values.tolist(), strict=True))
+    return table
+
+
+# Numbers
+
+
+def lines(
+    local_runs: Sequence[Record],
+    runs: Mapping[str, Sequence[Record]],
+    picked: str | None = None,
+    more: Mapping[str, Samples] | None = None,
+) -> dict[str, Line]:
+    """The numbers of every method and of local training, in points or in % of the error.
+
+    Args:
+        local_runs: Of local training.
+        runs: By method.
+        picked: The method that was chosen without test samples.
+        more: The scores of test samples of methods without runs.
+    """
+    lower = local_runs[0].lower_is_better
+    local = scores(local_runs)
+    by_client = {name: float(np.mean(list(own.values()))) for name, own in local.items()}
+    mean = float(np.mean(list(by_client.values())))
+    changes = differences(local_runs, runs)
+    every = {name: scores(own) for name, own in runs.items()}
+    for method, samples in (more or {}).items():
+        every[method] = {name: dict(own) for name, own in samples.items()}
+        changes[method] = {}
+        for name, own in samples.items():
+            gains = [value - local[name][row] for row, value in own.items()]
+            changes[method][name] = (-1 if lower else 1) * np.array(gains)
+    worth = worth_having(local_runs[0].facts.score, mean)
+    judgement = judge(changes, picked=picked, worth=worth)
+    scale = 100 / mean if lower else 100
+    table: dict[str, Line] = {LOCAL: _of_scores(local, lower)}
+    table[LOCAL]["samples"] = sum(map(len, local.values()))
+    for method, gain in judgement.methods.items():
+        large, harmed = [], []
+        for name, client in judgement.clients[method].items():
+            harm = 0.1 * by_client[name] if lower else 0.05
+            harmed.append(client.gain < -harm)
+            large.append(len(local[name]) >= LARGE)
+        table[method] = _of_scores(every[method], lower) | {
+            "gain": scale * gain.gain,
+            "half": scale * (gain.high - gain.low) / 2,
+            "harmed": 100 * float(np.mean(harmed)),
+            "harmed large": 100 * float(np.mean(np.array(harmed)[large])) if any(large) else np.nan,
+            "better": len(judgement.better[method]),
+            "worse": len(judgement.worse[method]),
+        }
+    return table
+
+
+def _of_scores(samples: Samples, lower: bool) -> Line:
+    """The mean over clients and the mean of the worst 10 % of them."""
+    means = [float(np.mean(list(own.values()))) for own in samples.values()]
+    summary = metrics.summary(means, lower_is_better=lower)
+    scale = 1 if lower else 100
+    worst = scale * summary["worst_10"]
+    return {"mean": scale * summary["mean"], "worst": worst, "clients": len(means)}
 
 
 # Tables
 
 
-def tables(results: dict[str, Seeds], lower: set[str]) -> Iterator[str]:
-    """Two tables in Markdown: gains over local training, and scores."""
-    present = {name for seeds in results.values() for values in seeds.values() for name in values}
-    methods = [name for name in (*EVERY[1:], *WAYS) if name != "local" and name in present]
-    yield "| federation | " + " | ".join(methods) + " |"
-    yield "|---|" + "--:|" * len(methods)
-    every: dict[str, list[tuple[float, float, float]]] = {name: [] for name in methods}
-    for federation, seeds in results.items():
+def tables(results: Mapping[str, Mapping[str, Line]], lower: Iterable[str]) -> Iterator[str]:
+    """Tables in Markdown: gains, who loses, further methods, and scores."""
+    scored = {name: own for name, own in results.items() if name not in lower}
+    yield from _gains(results, scored, MAIN)
+    yield ""
+    yield from _losers(results, scored, MAIN)
+    yield ""
+    yield from _kept(scored)
+    yield ""
+    whole = {name: own for name, own in results.items() if own.keys() >= {*MORE}}
+    if whole:
+        scored_whole = {name: own for name, own in whole.items() if name not in lower}
+        yield from _gains(whole, scored_whole, MORE)
+        yield ""
+        yield from _losers(whole, scored_whole, MORE)
+        yield ""
+    yield from _scores(results)
+
+
+def _header(first: str, columns: Sequence[str]) -> Iterator[str]:
+    yield f"| {first} | " + " | ".join(columns) + " |"
+    yield "|---|" + "--:|" * len(columns)
+
+
+def _marked(name: str) -> str:
+    return f"{name} (fixed on it)" if name in FIXED_ON else name
+
+
+def _gains(
+    results: Mapping[str, Mapping[str, Line]],
+    scored: Mapping[str, Mapping[str, Line]],
+    methods: Sequence[str],
+) -> Iterator[str]:
+    """The mean gain with half of its interval; * where that leaves out 0."""
+    yield from _header("federation", methods)
+    for federation, own in results.items():
         cells = []
         for name in methods:
-            if not all(name in values for values in seeds.values()):
-                cells.append("-")
-                continue
-            gain, error, harmed, large = summary(list(seeds.values()), name, federation in lower)
-            if federation not in lower:
-                every[name].append((gain, harmed, large))
-            cells.append(f"{gain:+.1f} ± {error:.1f} / {harmed:.0f} %")
-        mark = " (constants fixed on it)" if federation in FIXED_ON else ""
-        yield f"| {federation}{mark} | " + " | ".join(cells) + " |"
-    means = [np.nanmean(every[name], axis=0) for name in methods]
-    yield "| mean | " + " | ".join(f"{gain:+.1f} / {harm:.1f} %" for gain, harm, _ in means) + " |"
-    shares = " | ".join(f"{large:.1f} %" for *_, large in means)
-    yield f"| worse off, of clients with 50 test samples or more | {shares} |"
-    yield ""
-    single = {name: np.array(every[name])[:, 0] for name in METHODS if name in present}
-    blend = single.pop("blend").mean()
-    best = max(single, key=lambda name: single[name].mean())
-    each = np.max([*single.values(), np.zeros(len(single[best]))], axis=0).mean()
-    yield f"Best single method on average: {best}, {single[best].mean():+.2f} points."
-    yield f"Best single method of each federation, or local training: {each:+.2f} points."
-    yield f"blend: {blend:+.2f} points."
-    yield ""
-    methods = ["local", *methods]
-    yield "| federation | clients | seeds | " + " | ".join(methods) + " |"
-    yield "|---|--:|--:|" + "--:|" * len(methods)
-    for federation, seeds in results.items():
-        worst_last = federation in lower
-        count = len(next(iter(seeds.values()))["local"])
+            gain, half = own[name]["gain"], own[name]["half"]
+            mark = "*" if abs(gain) > half else ""
+            equal = np.isnan(half)  # every sample has the same score as with local training
+            cells.append("equal" if equal else f"{gain:+.1f} ± {half:.1f}{mark}")
+        yield f"| {_marked(federation)} | " + " | ".join(cells) + " |"
+    means = (np.mean([own[name]["gain"] for own in scored.values()]) for name in methods)
+    yield "| mean | " + " | ".join(f"{gain:+.1f}" for gain in means) + " |"
+
+
+def _losers(
+    results: Mapping[str, Mapping[str, Line]],
+    scored: Mapping[str, Mapping[str, Line]],
+    methods: Sequence[str],
+) -> Iterator[str]:
+    """The share of clients that are worse off, and how many clients differ significantly."""
+    yield from _header("federation", methods)
+    for federation, own in results.items():
         cells = []
         for name in methods:
-            values = [own[name] for own in seeds.values() if name in own]
-            cells.append(spread(values, worst_last) if len(values) == len(seeds) else "-")
-        yield f"| {federation} | {count} | {len(seeds)} | " + " | ".join(cells) + " |"
+            line = own[name]
+            cells.append(f"{line['harmed']:.0f} % · {line['better']:.0f} · {line['worse']:.0f}")
+        yield f"| {federation} | " + " | ".join(cells) + " |"
+    for key, words in (("harmed", "mean"), ("harmed large", f"mean, {LARGE} test samples or more")):
+        shares = [np.nanmean([own[name][key] for own in scored.values()]) for name in methods]
+        yield f"| {words} | " + " | ".join(f"{share:.1f} %" for share in shares) + " |"
 
 
-def complete(results: dict[str, Seeds], seeds: int, methods: list[str]) -> dict[str, Seeds]:
-    """The federations of which local training and every method have that many seeds."""
-    whole = {}
-    for name, own in results.items():
-        needed = {"choose, safe" if method == "choose" else method for method in methods}
-        needed |= {"local", "samples"}  # of scikit-learn
-        done = {seed: values for seed, values in own.items() if values.keys() >= needed}
-        if len(done) >= seeds:
-            whole[name] = done
-    return whole
+def _kept(scored: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
+    """How much of the best method's gain is kept on average."""
+    single = [name for name in CANDIDATES if name != LOCAL]
+    best = [max(0.0, *(own[name]["gain"] for name in single)) for own in scored.values()]
+    yield f"Best candidate of each federation, or local training: {np.mean(best):+.2f} points."
+    for name in ("blend", *GIVEN):
+        gain = np.mean([own[name]["gain"] for own in scored.values()])
+        yield f"{name}: {gain:+.2f} points, {100 * gain / np.mean(best):.0f} % of that."
 
 
-def summary(
-    seeds: list[dict[str, list[float]]], name: str, lower: bool
-) -> tuple[float, float, float, float]:
-    """The mean gain, half of its 95 % interval, and the shares worse off of all and of large."""
-    harm = 10.0 if lower else 5.0
-    gains = []
-    for values in seeds:
-        local, score = np.array(values["local"]), np.array(values[name])
-        gains.append(100 * ((local - score) / local if lower else score - local))
-    means = np.array([np.nanmean(gain) for gain in gains])
-    error = np.nan
-    if len(means) > 1:
-        error = stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
-    every = np.concatenate(gains)
-    large = np.concatenate([np.array(values["samples"]) >= 50 for values in seeds])
-    known = ~np.isnan(every)
-    harmed = 100 * float(np.mean(every[known] < -harm))
-    large_known = known & large
-    of_large = 100 * float(np.mean(every[large_known] < -harm)) if large_known.any() else np.nan
-    return float(means.mean()), float(error), harmed, of_large
-
-
-def spread(seeds: list[list[float]], lower: bool) -> str:
-    """The mean over clients and the mean of the worst 10 % of them, over seeds."""
-    means, worst = [], []
-    for values in seeds:
-        known = np.sort([v for v in values if not np.isnan(v)])
-        ordered = known[::-1] if lower else known
-        means.append(known.mean())
-        worst.append(ordered[: max(1, round(0.1 * len(known)))].mean())
-    scale = 1 if lower else 100
-    return f"{scale * np.mean(means):.1f} / {scale * np.mean(worst):.1f}"
+def _scores(results: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
+    methods = [LOCAL, *MAIN]
+    yield from _header("federation", ["clients", "samples", *methods])
+    for federation, own in results.items():
+        counts = [f"{own[LOCAL]['clients']:.0f}", f"{own[LOCAL]['samples']:.0f}"]
+        cells = [f"{own[name]['mean']:.1f} / {own[name]['worst']:.1f}" for name in methods]
+        yield f"| {federation} | " + " | ".join([*counts, *cells]) + " |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--methods", default=",".join(EVERY))
     parser.add_argument("--only", default="", help="federations, by parts of their names, with ;")
     parser.add_argument("--out", type=Path, default=Path("better_off.json"))
+    parser.add_argument("--main", action="store_true", help="leave out the table of other methods")
     parser.add_argument("--print", action="store_true", help="print what is there, run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
-    wanted = options.methods.split(",")
     folder = options.out.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
+    if not options.print:
+        for name, own in measured(options, results, folder):
+            results[name] = own
+            write_file(options.out, json.dumps(results).encode(), durable=False)
     plan = federations(folder)
-    for seed in range(options.first, options.first + options.seeds):
-        for name, settings in {} if options.print else plan.items():
-            if options.only and not any(part in name for part in options.only.split(";")):
-                continue
-            done = results.setdefault(name, {}).setdefault(str(seed), {})
-            for method in wanted:
-                if any(key == method or key.startswith(f"{method},") for key in done):
-                    continue
-                clock = time.strftime("%H:%M:%S")
-                print(f"{clock} {name}, seed {seed}: {method}", file=sys.stderr, flush=True)
-                runs = folder / name / str(seed)
-                done |= dict(measure(settings, method, seed, options.rounds, runs))
-                write_file(options.out, json.dumps(results).encode(), durable=False)
-    lower = {name for name, settings in plan.items() if settings.get("score") == "mae"}
-    whole = complete(results, options.seeds, wanted)
-    for line in tables(whole, lower) if whole else ():
+    lower = [name for name, settings in plan.items() if settings.get("score") == "mae"]
+    ordered = {name: results[name] for name in plan if name in results}
+    for line in tables(ordered, lower) if ordered else ():
         print(line)
+
+
+def measured(
+    options: argparse.Namespace, results: Mapping[str, Mapping[str, Line]], folder: Path
+) -> Iterator[tuple[str, dict[str, Line]]]:
+    """The numbers of each federation that are not there yet: of the main methods, then of more."""
+    plan = federations(folder)
+    if options.only:
+        parts = options.only.split(";")
+        plan = {name: own for name, own in plan.items() if any(part in name for part in parts)}
+    seeds, rounds = options.seeds, options.rounds
+    for methods in (MAIN,) if options.main else (MAIN, MORE):
+        for name, settings in plan.items():
+            known = dict(results.get(name, {}))
+            if known.keys() >= {*methods}:
+                continue
+            clock = time.strftime("%H:%M:%S")
+            print(f"{clock} {name}: {', '.join(methods)}", file=sys.stderr, flush=True)
+            runs = main_runs(settings, seeds, rounds, folder / name)
+            local = runs.pop(LOCAL)
+            if methods is MAIN:
+                yield name, known | lines(local, runs, picked="given by fit")
+                continue
+            runs = run_all(others(settings, seeds, rounds, folder / name / "others", OTHERS))
+            more = {"scikit-learn": reference(settings, seeds, rounds)}
+            yield name, lines(local, runs, more=more) | known
 
 
 if __name__ == "__main__":

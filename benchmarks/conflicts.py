@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from choice import FEDERATIONS, FIRST_SEED
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base.tensors import State
 from commonweal.config.experiment import Experiment
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.rounds import run
+from commonweal.protocols.averaging import Averaging
 from commonweal.rules import AdaFed, Decision, Reports
 
 NAMES = ("vowel", "digits, Dirichlet 0.1")

@@ -25,13 +25,14 @@ from commonweal.datasets.partition import IID, Dirichlet, DirichletByClass, Quan
 
 T = TypeVar("T")
 
+PAPERS = Path(__file__).parent / "published" / "datasets"
 DATASETS: dict[str, dict[str, Any]] = {
     "vowel": {},
     "digits": {},
     "heart": {},
-    "berka": {},
+    f"{PAPERS}/berka.py:berka": {},
     "adult": {},
-    "mqp": {},
+    f"{PAPERS}/mqp.py:mqp": {},
     "mnist": {},
     "fashion-mnist": {},
     "mnist-writers": {},
@@ -39,9 +40,9 @@ DATASETS: dict[str, dict[str, Any]] = {
     "shakespeare": {},
     "cifar10": {"sample": True},
     "cifar100": {"sample": True, "partition": "iid"},
-    "fsdd": {},
+    f"{PAPERS}/sound.py:fsdd": {},
     "medmnist": {},
-    "ptb-cornell": {"sample": True},
+    f"{PAPERS}/next_word.py:ptb_cornell": {"sample": True},
 }
 PARTITIONS = (
     IID(1000),
@@ -83,8 +84,9 @@ def megabytes(f: Federation) -> float:
 
 def loads() -> None:
     print("dataset           clients     rows      MB   first: wall   cpu   second: wall   cpu")
-    for name, parameters in DATASETS.items():
-        load = partial(commonweal.dataset, name, **parameters)
+    for named, parameters in DATASETS.items():
+        load = partial(commonweal.dataset, named, **parameters)
+        name = named.rpartition(":")[2]
         try:
             _, first = timed(load)
         except DataError as error:

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import FedAvg
 from commonweal.config.experiment import Experiment
 from commonweal.flower import FairStrategy, make_client_app
 from commonweal.flower.app import run_on
-from commonweal.flower.export import export
+from commonweal.flower.app_folder import write_app
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
 from flower_helpers import LocalGrid, configs, mean_app
@@ -235,7 +235,7 @@ def deployment(folder: Path) -> None:
     fair = light_app(folder, "commonweal.flower", "FairStrategy", '"aaggff-s"')
     parts = {"partition": {"name": "dirichlet", "clients": NODES}, "rounds": DEPLOYED}
     given = experiment(**parts, client="ditto")
-    export(given, folder / "experiment", NODES)
+    write_app(given, folder / "experiment", NODES)
     seconds: dict[str, list[float]] = {}
     with Runtime(folder / "runtime", every) as runtime:
         runtime.start()

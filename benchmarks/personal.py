@@ -24,8 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commonweal.algorithms.averaging import Averaging
-from commonweal.analysis.interpolation import Curve, curve, evaluate_score
 from commonweal.base import randomness
 from commonweal.clients import Client
 from commonweal.config import catalog
@@ -37,15 +35,17 @@ from commonweal.datasets.noise import Pair, Symmetric
 from commonweal.datasets.partition import DirichletByClass
 from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.rounds import Round, run
+from commonweal.protocols.averaging import Averaging
+from commonweal.protocols.samplers.sampler import Sampler
+from commonweal.protocols.servers import SGD
 from commonweal.report import figures
 from commonweal.rules import FedAvg
-from commonweal.samplers.sampler import Sampler
-from commonweal.servers import SGD
+from commonweal.study.interpolation import Curve, curve, evaluate_score
+from commonweal.task.task import Task
+from commonweal.task.vectorize import vmap_clients
 from commonweal.training.batches import schedule
 from commonweal.training.evaluation import Evaluation
 from commonweal.training.local import train_locally
-from commonweal.training.task import Task
-from commonweal.training.vectorize import vmap_clients
 from published.table import find, names
 
 # Methods here, and what the thesis calls them.

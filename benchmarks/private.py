@@ -30,7 +30,7 @@ from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
 from commonweal.datasets import build_federation
 from commonweal.jobs.rounds import run
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 SEEDS = (10, 11, 12)
 EPSILONS = (None, 8.0, 4.0, 2.0)

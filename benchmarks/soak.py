@@ -29,7 +29,7 @@ from commonweal.data.federation import Federation
 from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_parts
 from commonweal.models.mlp import mlp
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 CLIENTS = 6
 SAVE_EVERY = 0.5  # seconds between checkpoints

@@ -30,10 +30,11 @@ from commonweal.data.federation import Federation
 from commonweal.datasets import Pool
 from commonweal.jobs.job import Job, job_from_parts
 from commonweal.jobs.rounds import run
+from commonweal.protocols.synthetic import assess
 from commonweal.report.pictures import picture
-from commonweal.synthetic import assess
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
+PAPERS = Path(__file__).parent / "published" / "models"
 CLIENTS = 10
 ROUNDS = 40
 STEPS = 14
@@ -134,7 +135,7 @@ def one(name: str, alpha: float, method: str, seed: int, out: Path) -> Result:
     x, y, held = images(name)
     federation = Federation.from_arrays(x, y, split(y, alpha, seed), seed=seed)
     torch.manual_seed(seed)
-    model = {"name": "energy-resnet", "width": 4}
+    model = {"name": f"{PAPERS}/energy_resnet.py:energy_resnet", "width": 4}
     if name == "digits":
         model = {"name": "energy-cnn", "width": 16}
     task = Task(catalog.build("models", model, shape=x.shape[1:], outputs=10))

@@ -1,68 +1,52 @@
-"""What `commonweal reproduce` does in a checkout: run a published table, print it next to ours."""
+"""The command `python -m benchmarks.published`: the papers' tables next to ours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from commonweal.analysis.compare import run_cells_in_processes
-from commonweal.analysis.plan import seed_list
-from commonweal.analysis.tuning import cores
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.text import shown
+from commonweal.study.compare import run_cells_in_processes
+from commonweal.study.plan import seed_list
+from commonweal.study.tuning import cores
 
+from . import ledger as pages
 from . import pictures, reproduction, table, verdicts
 from .reproduction import Measured, Planned
 from .table import PublishedTable, Setting
 
-__all__ = ["reproduce", "restricted"]
+__all__ = ["app", "restricted"]
+
+app = typer.Typer(
+    name="python -m benchmarks.published",
+    help="Run the experiments of published tables, and print their figures next to ours.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # lines of a paragraph are joined
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Name = Annotated[str, typer.Argument(help="A table, such as aaggff/heart.", show_default=False)]
+Seeds = Annotated[
+    str, typer.Option(help="Seeds instead of the table's: a number, or a list (2,4,6 or 4,).")
+]
+Rows = Annotated[str, typer.Option(help="Only these rows: FedAvg,AFL.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder of the runs.")]
+Ours = Annotated[bool, typer.Option("--ours", help="Our shorter setting where there is one.")]
+
+RUNS = Path("runs/published")
 
 
-def reproduce(
-    name: str,
-    out: Path,
-    jobs: int,
-    seeds: str,
-    rows: str,
-    recorded: bool,
-    record: Path | None,
-    ours: bool = False,
-    picture: Path | None = None,
-    kind: str = "tradeoff",
-) -> None:
-    """List the tables, show what was recorded of one, draw it, or run it."""
-    if name.upper() == "LIST":
-        _list()
-        return
-    published = table.find(name)
-    if recorded:
-        _print(published, reproduction.measured_by_us(name))
-        return
-    published = restricted(published, seeds, rows)
-    settings = published.ran if ours else published.settings
-    if picture is not None:
-        planned = [run for each in settings for run in _planned(published, each, out)]
-        recorded_figures = reproduction.measured_by_us(name)
-        drawn = pictures.draw(published, recorded_figures, planned, kind, picture)
-        Console().print(f"Drawn to {drawn}")
-        return
-    measured = _run(published, settings, out, jobs)
-    _print(published, measured)
-    if record is not None:
-        Console(stderr=True).print(f"Written: {reproduction.save(published, measured, record)}")
-
-
-def _planned(published: PublishedTable, setting: Setting, out: Path) -> list[Planned]:
-    """The runs of a setting, with what its grids gave."""
-    chosen = reproduction.choose(published, setting, out) if out.exists() else {}
-    return reproduction.plan(published, setting, chosen, out)
-
-
-def _list() -> None:
+@app.command("list")
+def list_() -> None:
+    """List the tables, with the paper, how many cells they have, and whether they ran here."""
     listing = Table(box=None, pad_edge=False)
     for header in ("table", "published in", "cells", "here"):
         justify: Literal["left", "right"] = "right" if header == "cells" else "left"
@@ -72,6 +56,67 @@ def _list() -> None:
         paper = f"{published.paper.partition(' (')[0]}, {published.table}"
         listing.add_row(name, paper, str(published.cells), published.status)
     Console().print(listing)
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Print a table next to what we measured, without running anything."""
+    _print(table.find(name), reproduction.measured_by_us(name))
+
+
+@app.command()
+def run(
+    name: Name,
+    out: Out = RUNS,
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 for one per core.")] = 0,
+    seeds: Seeds = "",
+    rows: Rows = "",
+    ours: Ours = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Also add the figures to the JSON files in this folder."),
+    ] = None,
+) -> None:
+    """Run the experiments of a table, and print its figures next to ours.
+
+    Lists missing data files and where to put them. Searches grids as the paper did, on validation
+    samples and with a separate seed. Run the same command again to continue.
+    """
+    published = restricted(table.find(name), seeds, rows)
+    measured = _run(published, published.ran if ours else published.settings, out, jobs)
+    _print(published, measured)
+    if record is not None:
+        Console(stderr=True).print(f"Written: {reproduction.save(published, measured, record)}")
+
+
+@app.command()
+def picture(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="The picture's file.", show_default=False)],
+    kind: Annotated[str, typer.Option(help=f"{', '.join(pictures.KINDS)}.")] = "tradeoff",
+    out: Out = RUNS,
+    seeds: Seeds = "",
+    rows: Rows = "",
+    ours: Ours = False,
+) -> None:
+    """Draw the finished or recorded runs of a table."""
+    published = restricted(table.find(name), seeds, rows)
+    settings = published.ran if ours else published.settings
+    planned = [each for setting in settings for each in _planned(published, setting, out)]
+    drawn = pictures.draw(published, reproduction.measured_by_us(name), planned, kind, file)
+    Console().print(f"Drawn to {drawn}")
+
+
+@app.command()
+def ledger() -> None:
+    """Write the pages in docs/results."""
+    pages.write()
+
+
+def _planned(published: PublishedTable, setting: Setting, out: Path) -> list[Planned]:
+    """The runs of a setting, with what its grids gave."""
+    chosen = reproduction.choose(published, setting, out) if out.exists() else {}
+    return reproduction.plan(published, setting, chosen, out)
 
 
 def restricted(published: PublishedTable, seeds: str, rows: str) -> PublishedTable:

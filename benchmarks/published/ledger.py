@@ -1,4 +1,4 @@
-"""The pages of published tables: `python -m benchmarks.published.ledger` writes them."""
+"""The pages of published tables: `python -m benchmarks.published ledger` writes them."""
 
 import tomllib
 from collections import Counter
@@ -9,14 +9,14 @@ from . import reproduction, verdicts
 from .reproduction import Measured
 from .table import TABLES, PublishedTable, find, names
 
-__all__ = ["main", "pages"]
+__all__ = ["pages", "write"]
 
 KINDS = ("reproduced", "within noise", "differs", "no verdict", "not run: time", "not run: data")
 FRONT = """# Published tables
 
 The five papers' main claims, and what our runs say about them. [Cell by cell](cells.md) has every
-table. From a checkout, `commonweal reproduce NAME` repeats a table and `commonweal reproduce` lists
-them.
+table. In a checkout, `python -m benchmarks.published run NAME` repeats a table and
+`python -m benchmarks.published list` lists them.
 
 {claims}
 ## Cells
@@ -44,7 +44,7 @@ sources, are in `benchmarks/published/tables`.
   clients, so are ours. "code" is the authors' code, run again.
 
 {tables}
-This page is generated: `python -m benchmarks.published.ledger` writes it. Tables 3.6 to 3.10 of the
+This page is generated: `python -m benchmarks.published ledger` writes it. Tables 3.6 to 3.10 of the
 thesis repeat Tables 2, 3, 5, 6 and 7 of AAggFF and are counted there.
 """
 DOCS = Path(__file__).parents[2] / "docs" / "results"
@@ -177,10 +177,7 @@ def markdown_row(cells: Iterable[object]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def main() -> None:
+def write() -> None:
+    """Write the pages in docs/results."""
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The papers' figures from our runs: what `commonweal reproduce NAME --picture FILE` draws."""
+"""The papers' figures from our runs: what `python -m benchmarks.published picture` draws."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,13 +7,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from commonweal.analysis import interpolation
 from commonweal.base.errors import ConfigError, RunError, did_you_mean
 from commonweal.jobs.reopening import reopen
 from commonweal.record.record import Record
 from commonweal.report.figures import save
+from commonweal.study import interpolation
 
-from . import models
+from . import trained_models
 from .reproduction import Measured, Planned
 from .table import PublishedTable
 
@@ -160,7 +160,7 @@ def _lengths(axes: Axes, record: Record) -> None:
 
 def _curves(axes: Axes, record: Record) -> None:
     """Scores between global and personal models (thesis, Figures 2.3 and 2.5)."""
-    scores = 100 * np.asarray(interpolation.curve(*reopen(record.folder)).scores)
+    scores = 100 * np.asarray(interpolation.curve(*reopen(record.folder, trust=True)).scores)
     mean = scores.mean(0)
     best = int(mean.argmax())
     axes.errorbar(interpolation.POINTS, mean, yerr=scores.std(0), capsize=2)
@@ -171,7 +171,7 @@ def _curves(axes: Axes, record: Record) -> None:
 
 def _landscape(axes: Axes, record: Record) -> None:
     """The loss around the global and two clients' models (thesis, Figure 2.4)."""
-    titles, plane = models.loss_landscape(*reopen(record.folder))
+    titles, plane = trained_models.loss_landscape(*reopen(record.folder, trust=True))
     axes.contourf(plane.x.numpy(), plane.y.numpy(), plane.losses.numpy(), levels=20)
     for (x, y), title in zip(plane.corners.tolist(), titles, strict=True):
         axes.plot(x, y, "o", color="white", markeredgecolor="black")
@@ -183,7 +183,7 @@ def _landscape(axes: Axes, record: Record) -> None:
 def _reliability(axes: Axes, record: Record) -> None:
     """Accuracy against confidence: a calibrated model is on the diagonal."""
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
-    for title, bins in models.reliability(*reopen(record.folder)).items():
+    for title, bins in trained_models.reliability(*reopen(record.folder, trust=True)).items():
         has_samples = bins[:, 0] > 0
         _, confidence, accuracy = bins[has_samples].unbind(1)
         axes.plot(confidence.numpy(), accuracy.numpy(), "o-", label=title)

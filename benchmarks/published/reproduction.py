@@ -10,8 +10,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from commonweal.analysis import curves, interpolation, tuning
-from commonweal.analysis.plan import Cell
 from commonweal.base.errors import CommonwealError, DataError, RunError
 from commonweal.base.files import write_file
 from commonweal.base.plain import to_json
@@ -19,9 +17,11 @@ from commonweal.config.experiment import Experiment, change
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.reopening import reopen
 from commonweal.metrics import against
+from commonweal.protocols.synthetic import assess
 from commonweal.record.record import Record
 from commonweal.record.rounds import RoundRecord
-from commonweal.synthetic import assess
+from commonweal.study import curves, interpolation, tuning
+from commonweal.study.plan import Cell
 from commonweal.training.evaluation import Evaluation
 
 from .table import TABLES, Floats, PublishedTable, Row, Setting
@@ -123,7 +123,7 @@ def choose(
             grid=row.grid,
         )
         if trials:
-            chosen[row.name] = tuning.choose(trials, "worst")[rule].values
+            chosen[row.name] = tuning.best_trials(trials, "worst")[rule].values
         done(row.name)
     return chosen
 
@@ -226,7 +226,7 @@ def figure_of(record: Record, column: str) -> float:
     own, own:loss, own:ece ...: the clients' mean by the models that they use.
     personal:worst_10: a metric of the clients' personal models.
     gains:thriving_change: against the row FedAvg of the same seed, see `metrics.against`.
-    frechet: the distance of synthetic samples from test samples, see `commonweal.synthetic`.
+    frechet: the distance of synthetic samples from test samples, see `protocols.synthetic`.
     mean@400: a metric after round 400; objective, improved: curves over all rounds.
     root:std: the square root of a figure, as AdaFed prints its spreads.
     perplexity, perplexity:NAME, perplexity:worst: of all test tokens, or of one client's.
@@ -240,7 +240,7 @@ def figure_of(record: Record, column: str) -> float:
     if column == "own:loss":
         return _own_loss(record)
     if column.startswith("own:"):
-        job, state = reopen(record.folder)
+        job, state = reopen(record.folder, trust=True)
         score = column.removeprefix("own:")
         found = interpolation.evaluate_score(job, state, score, own=True)
         return _scaled(score, float(found.score[found.scored].mean()))
@@ -321,7 +321,7 @@ def _gain(record: Record, name: str) -> float:
 
 def _frechet(record: Record) -> float:
     """Between synthetic samples and all test samples, by a classifier of the real samples."""
-    job, state = reopen(record.folder)
+    job, state = reopen(record.folder, trust=True)
     samples = record.samples()
     if samples is None or job.local is None:
         raise RunError(f"{str(record.folder)!r} has no synthetic samples")
@@ -355,7 +355,7 @@ def _on_a_line(record: Record) -> bool:
 
 
 def _line(record: Record) -> interpolation.Curve:
-    return interpolation.curve(*reopen(record.folder))
+    return interpolation.curve(*reopen(record.folder, trust=True))
 
 
 # Records

@@ -1,8 +1,10 @@
 """A published table as a value: its cells, and the experiments behind them.
 
 A table is a file `tables/<paper>/<name>.toml`: every published cell, what is wrong with them, and
-the settings, each with its source. Where our own runs differ (fewer rounds, other data), `ours` is
-their setting. What we measured is in `<name>.json`, and on `docs/results/ledger.md`.
+the settings, each with its source. Datasets and models that only these tables use are files in
+`datasets/` and `models/`, named as `datasets/berka.py:berka`. Where our own runs differ (fewer
+rounds, other data), `ours` is their setting. What we measured is in `<name>.json`, and on
+`docs/results/ledger.md`.
 """
 
 import math
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from commonweal.base.errors import ConfigError, did_you_mean
+from commonweal.config.experiment import parse_experiment
 
 __all__ = ["TABLES", "Claim", "Floats", "PublishedTable", "Row", "Setting", "find", "names"]
 
@@ -109,16 +112,26 @@ def find(name: str) -> PublishedTable:
     read = tomllib.loads((TABLES / f"{name}.toml").read_text("utf-8"))
     rows = tuple(Row(**_with_tuples(row)) for row in read.pop("rows"))
     claims = tuple(Claim(**claim) for claim in read.pop("claims", ()))
-    settings = tuple(Setting(**_with_tuples(setting)) for setting in read.pop("settings"))
+    settings = tuple(_setting(setting) for setting in read.pop("settings"))
     ours = read.pop("ours", None)
     return PublishedTable(
         name=name,
         rows=_published_in(read["repeats"], rows) if "repeats" in read else rows,
         claims=claims,
         settings=settings,
-        ours=None if ours is None else Setting(**_with_tuples(ours)),
+        ours=None if ours is None else _setting(ours),
         **_with_tuples(read),
     )
+
+
+def _setting(values: Mapping[str, Any]) -> Setting:
+    """A setting; of `datasets/berka.py:berka` in its experiment, the path of the file here."""
+    experiment = parse_experiment(values["experiment"])
+    for key in ("dataset", "model"):
+        part = experiment.get(key)
+        if isinstance(part, Mapping) and ".py:" in part["name"]:
+            experiment[key] = {**part, "name": f"{TABLES.parent / part['name']}"}
+    return Setting(**_with_tuples({**values, "experiment": experiment}))
 
 
 def _published_in(other: str, rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from commonweal import run
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 from .work import Work
 

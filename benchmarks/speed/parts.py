@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from commonweal import run
-from commonweal.analysis.compare import Step, run_cells, run_cells_in_processes
-from commonweal.analysis.plan import Cell, cells
 from commonweal.base.errors import CommonwealError, ConfigError
 from commonweal.config import catalog
 from commonweal.config.experiment import read, values
 from commonweal.data.rows import Rows
 from commonweal.datasets.heart import heart
+from commonweal.study.compare import Step, run_cells, run_cells_in_processes
+from commonweal.study.plan import Cell, cells
+from commonweal.task.task import Batch, Task
 from commonweal.training.evaluation import evaluate
-from commonweal.training.task import Batch, Task
 
 from .contenders import ours
 from .report import Target, compared, table

@@ -10,16 +10,17 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Request
-from commonweal.algorithms.averaging import Averaging
 from commonweal.base import randomness
 from commonweal.base.tensors import is_finite
 from commonweal.clients import Client
 from commonweal.engines.simulator import CHUNK, Simulator
+from commonweal.protocols.algorithm import Request
+from commonweal.protocols.averaging import Averaging
+from commonweal.protocols.servers import SGD
 from commonweal.rules import FedAvg
 from commonweal.rules.rule import Reports
-from commonweal.servers import SGD
-from commonweal.training import batches, local, vectorize
+from commonweal.task import vectorize
+from commonweal.training import batches, local
 from commonweal.training.dense import DenseTrainer
 from commonweal.training.evaluation import evaluate
 

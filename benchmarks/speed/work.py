@@ -9,7 +9,7 @@ from torch import Tensor
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
-from commonweal.training.task import Task
+from commonweal.task.task import Task
 
 __all__ = ["CNN", "DEVICES", "LOGISTIC", "LSTM", "MLP", "UNEQUAL", "WORKS", "Work"]
 

@@ -1,6 +1,6 @@
 """A run's models, for the thesis' figures: the loss around three of them, and their calibration.
 
-Functions take a job and the server's state, as `reopen(folder)` gives them.
+Functions take a job and the server's state, as `reopen(folder, trust=True)` gives them.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commonweal.algorithms.algorithm import Request
-from commonweal.algorithms.averaging import Averaging
-from commonweal.analysis.interpolation import Models
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.rows import Rows
 from commonweal.jobs.job import Job
-from commonweal.training import calibration
+from commonweal.protocols.algorithm import Request
+from commonweal.protocols.averaging import Averaging
+from commonweal.study.interpolation import EndModels
+from commonweal.task import calibration
+from commonweal.task.task import Task
 from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
-from commonweal.training.task import Task
 
 __all__ = ["Landscape", "landscape", "loss_landscape", "reliability"]
 
@@ -31,14 +31,14 @@ def reliability(job: Job, state: State) -> dict[str, Tensor]:
     A table (20, 3) has the number of samples in each bin, their mean confidence and accuracy; NaN
     where a bin is empty.
     """
-    models = Models(job, state)
+    models = EndModels(job, state)
     tables = {"global model": _bins(models, personal=False)}
     if job.algorithm.personalizes:
         tables["personal models"] = _bins(models, personal=True)
     return tables
 
 
-def _bins(models: Models, personal: bool) -> Tensor:
+def _bins(models: EndModels, personal: bool) -> Tensor:
     test = models.federation.test
     task = models.job.task.replace(score="ece", also=())
     others = set(models.federation.scored.tolist())
@@ -113,7 +113,7 @@ def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
     clients have no personal models: those that the first and the last client make of the global
     model in a round, as for the thesis' Figure 2.4.
     """
-    models = Models(job, state)
+    models = EndModels(job, state)
     if not job.algorithm.personalizes:
         return _landscape_of_updates(models)
     ids = sorted(models.engine.states)
@@ -130,7 +130,7 @@ def loss_landscape(job: Job, state: State) -> tuple[tuple[str, ...], Landscape]:
     return titles, landscape(job.task, models.federation.test, torch.stack(corners))
 
 
-def _first_personal(models: Models, order: Sequence[int]) -> int | None:
+def _first_personal(models: EndModels, order: Sequence[int]) -> int | None:
     """The first client whose personal model differs from the global one."""
     method = models.job.algorithm.client
     if method is None or not method.personalizes:
@@ -141,14 +141,14 @@ def _first_personal(models: Models, order: Sequence[int]) -> int | None:
     return None
 
 
-def _personal(models: Models, client: int) -> Tensor:
+def _personal(models: EndModels, client: int) -> Tensor:
     method = models.job.algorithm.client
     assert method is not None
     state = models.engine.states[client].method
     return method.endpoints(models.job.task, models.message, state)[1]
 
 
-def _landscape_of_updates(models: Models) -> tuple[tuple[str, ...], Landscape]:
+def _landscape_of_updates(models: EndModels) -> tuple[tuple[str, ...], Landscape]:
     """The plane of the global model and those after a round at the first and last client."""
     federation, job = models.federation, models.job
     chosen = job.algorithm

@@ -45,7 +45,7 @@ MEANINGS = {  # of keys whose fields have no comment
     "seed": "seed of everything that is random",
     "evaluate_every": "rounds from one evaluation to the next",
 }
-MODULES = ("commonweal.flower", "commonweal.checks", "commonweal.export", "commonweal.metrics")
+MODULES = ("commonweal.flower", "commonweal.checks", "commonweal.app.export", "commonweal.metrics")
 
 
 def write(folder: Path) -> None:

@@ -164,7 +164,6 @@ def test_the_state_starts_uniform_or_as_the_authors_code_does() -> None:
     assert AAggFFS().init(4)["p"].tolist() == [0.25] * 4
     assert AAggFFS(variant="reference").init(4)["p"].tolist() == [1.0] * 4
     assert {name: tuple(value.shape) for name, value in AAggFFS().init(3).items()} == {
-        "slots": (3,),
         "p": (3,),
         "linear": (3,),
         "curvature": (3, 3),

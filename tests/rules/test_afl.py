@@ -26,7 +26,7 @@ def bisected(v: Tensor) -> Tensor:
 def lam(*values: float) -> State:
     """The state of clients 0..K-1 that have all reported before."""
     p = torch.tensor(values, dtype=torch.float64)
-    return {"slots": torch.arange(len(p)), "lam": p, "t": torch.tensor(0), "mean": 0 * p}
+    return {"lam": p, "t": torch.tensor(0), "mean": 0 * p}
 
 
 @pytest.mark.parametrize("clients", [2, 5, 40])

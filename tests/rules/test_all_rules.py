@@ -102,6 +102,8 @@ GOOD = reports([1.0, 2.0, 3.0], ids=[4, 7, 9], clients=10, after=[0.5, 1.0, 1.5]
         ("losses_after", torch.ones(()), "losses_after has the shape"),
         ("ids", torch.tensor([4, 7, 4]), "client 4 reports twice"),
         ("ids", torch.tensor([4.0, 7.0, 9.0]), "as an integer"),
+        ("ids", torch.tensor([4, 7, 10]), "client 10 is none of the 10 clients"),
+        ("ids", torch.tensor([4, 7, -1]), "client -1 is none of the 10 clients"),
         ("losses", torch.tensor([1.0, torch.nan, 2.0]), r"its loss is nan \(client 7\)"),
         ("losses", torch.tensor([1.0, 2.0, torch.inf]), r"its loss is inf \(client 9\)"),
         ("losses_after", torch.tensor([torch.nan, 1.0, 1.0]), r"after training is nan \(client 4"),

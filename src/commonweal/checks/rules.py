@@ -266,14 +266,6 @@ def _mixing(trial: Trial) -> Problems:
         yield from not_mixing(trial.rule, decision.weights)
 
 
-def _ids(trial: Trial) -> Problems:
-    ids = samples.large_ids(trial.clients, trial.seed)
-    usual = samples.sample_rounds(trial.seed, trial.clients)
-    for reports, decision in trial.play(replace(round, ids=ids[round.ids]) for round in usual):
-        yield from wrong_weights(decision, reports)
-        yield from not_mixing(trial.rule, decision.weights)
-
-
 def _late(trial: Trial) -> Problems:
     rounds = [samples.late_reports(trial.seed + 9 + t, trial.clients) for t in range(3)]
     for reports, decision in trial.play(rounds, trial.later):
@@ -449,7 +441,6 @@ RULE_CHECKS: dict[str, RuleCheck] = {
     "precision": _precision,
     "extremes": _extremes,
     "mixing": _mixing,
-    "any id": _ids,
     "late joiners": _late,
     "needs": _needs,
     "setting": _setting,

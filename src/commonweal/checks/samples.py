@@ -65,19 +65,8 @@ def _repeated(reports: Reports, position: Tensor) -> Reports:
 
 
 def late_reports(seed: int, clients: int) -> Reports:
-    """A round after two clients have joined, one with the next id and one with a large one."""
-    more = clients + 2
-    reports = sample_reports(seed, more, more)
-    last = reports.ids == clients + 1
-    return replace(reports, ids=reports.ids.masked_fill(last, 10**15))
-
-
-def large_ids(clients: int, seed: int) -> Tensor:
-    """Different ids (K,) from the whole range of 64 bits."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(-(2**62), 2**62, (clients,), generator=generator)
-    ids[0] = 10**15
-    return ids
+    """A round after two clients have joined."""
+    return sample_reports(seed, clients + 2, clients + 2)
 
 
 def extreme_reports(clients: int, seed: int) -> dict[str, Reports]:

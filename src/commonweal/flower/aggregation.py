@@ -120,7 +120,7 @@ class Aggregation:
     def _encoded(self, reports: Sequence[Report], values: Tensors) -> Tensors:
         """Do what channels do at the client, where the client is not ours."""
         seed, round = self.algorithm.seed, int(self.state["round"])
-        keys = [report.client % (1 << 64) for report in reports]
+        keys = [randomness.key(report.name) for report in reports]
         streams = Streams(seed, round, keys, randomness.TRAIN)
         nothing = Samples(lambda role: None)  # they stay with the clients
         group = Group(torch.arange(len(reports)), nothing, NO_STATE, streams, vmap_clients)

@@ -9,7 +9,6 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from commonweal.base import randomness
 from commonweal.base.errors import DataError
 from commonweal.base.tensors import State
 from commonweal.flower.messages import node_keys
@@ -61,10 +60,14 @@ def _text(saved: Tensor) -> str:
 
 @dataclass
 class Directory:
-    """All clients by the id of their node. A node's id is its client's name until it gives one."""
+    """All clients by the id of their node. A node's id is its client's name until it gives one.
+
+    Rules know a client by its position, which it gets when `place` is asked for it first.
+    """
 
     bind_names: bool = False  # to keys
     known: dict[int, Known] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)  # by name
     remembered: dict[int, Known] = field(default_factory=dict)  # of the run that is resumed
     keys: NodeKeys = field(default_factory=NodeKeys)
     key_of: dict[int, str] = field(default_factory=dict)  # fingerprints by node
@@ -112,17 +115,21 @@ class Directory:
         self.known[node].name = name
         self._recall(node)
 
-    def id(self, node: int) -> int:
-        """The id by which rules know a client: 64 bits with a sign, of its node or its name."""
-        name = self.known[node].name
-        unsigned = node if name == str(node) else randomness.key(name)
-        return unsigned - (1 << 64) if unsigned >= 1 << 63 else unsigned
+    def place(self, node: int) -> int:
+        """The position of a node's client; a new one if it has none yet."""
+        return self.positions.setdefault(self.known[node].name, len(self.positions))
+
+    @property
+    def clients(self) -> int:
+        """The number of clients with a position, and of those that are known without one."""
+        return len(self.positions.keys() | {known.name for known in self.known.values()})
 
     # Checkpoints
 
     def saved(self) -> State:
         """All clients, for a checkpoint."""
-        nodes: State = {"keys": self.keys.saved()}
+        names = _bytes(json.dumps(list(self.positions)))
+        nodes: State = {"keys": self.keys.saved(), "positions": names}
         for node, known in self.known.items():
             loss = math.nan if known.last.loss is None else known.last.loss
             values = [loss, known.last.score, float(known.last.round)]
@@ -133,8 +140,9 @@ class Directory:
     def restore(self, saved: State) -> None:
         """Take over the clients of a checkpoint, as far as they are there again."""
         nodes = dict(saved)
-        if "keys" in nodes:
-            self.keys.restore(nodes.pop("keys"))
+        self.keys.restore(nodes.pop("keys"))
+        names = json.loads(_text(nodes.pop("positions")))
+        self.positions = {name: position for position, name in enumerate(names)}
         for node, values in nodes.items():
             loss, score, number = values["evaluated"].tolist()
             last = Evaluated(0, None if math.isnan(loss) else loss, score, int(number))

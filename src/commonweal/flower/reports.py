@@ -40,9 +40,9 @@ class Report:
     """A node's reply to a request for training."""
 
     node: int
-    client: int  # the id by which rules know it
     name: str
     problem: Problem | None = None
+    client: int = -1  # its position, by which rules know it, if the reply can be used
     size: float = math.nan
     loss: float | None = None  # of the received model; None: not known
     score: float = math.nan  # of the received model

@@ -408,7 +408,7 @@ class FairStrategy(Strategy):
         reports.check_trained(asked)
         usable = [report for report in asked if report.problem is None]
         fallback = self._lacks_losses(usable, answers)
-        outcome = aggregation.tell(usable, updates, len(self._clients), fallback)
+        outcome = aggregation.tell(usable, updates, self._clients.clients, fallback)
         warnings = self._warnings(number, usable, fallback, outcome)
         self._trained = self._round(number, asked, outcome, warnings, traffic, fallback)
         self._train_seconds = time.perf_counter() - self._began
@@ -440,14 +440,14 @@ class FairStrategy(Strategy):
         return answers
 
     def _read(self, answers: Answers) -> tuple[list[Report], torch.Tensor]:
-        """The reports of all nodes that were asked, by client, and updates (S, d) of the usable."""
+        """The reports of all nodes that were asked, by name, and updates (S, d) of the usable."""
         aggregation = self._opened()
         updates = aggregation.place_of_updates(len(answers.nodes))
         row = 0
         asked = []
-        for node in sorted(answers.nodes, key=self._clients.id):
+        for node in sorted(answers.nodes, key=lambda node: self._clients[node].name):
             known = self._clients[node]
-            report = Report(node, self._clients.id(node), known.name, answers.failed.get(node))
+            report = Report(node, known.name, answers.failed.get(node))
             asked.append(report)
             if report.problem is not None:
                 continue
@@ -462,6 +462,7 @@ class FairStrategy(Strategy):
                 arrays = messages.values_of(messages.only_arrays(content))
                 aggregation.layout.subtract(aggregation.state["w"], arrays, updates[row])
                 row += 1
+                report.client = self._clients.place(node)
             except DataError as error:
                 report.problem = Problem(kind, str(error))
         return asked, updates[:row]
@@ -478,24 +479,24 @@ class FairStrategy(Strategy):
         """The record of a round, without its evaluation. What it says of clients is logged."""
         for warning in warnings:
             self._log_once(warning)
-        by_name = sorted(asked, key=lambda report: report.name)
-        for report in asked:
+        usable = [report for report in asked if report.problem is None]
+        for report in usable:
             if report.client in outcome.dropped:
                 report.problem = Problem("rule", outcome.dropped[report.client])
-        dropped = {r.name: r.problem.text for r in by_name if r.problem is not None}
+        dropped = {r.name: r.problem.text for r in asked if r.problem is not None}
         for name, reason in dropped.items():
             logger.warning("round %d: client %s: %s", number, name, reason)
         return RoundRecord(
             number=number,
-            clients=tuple(report.name for report in by_name),
-            losses=tuple(column(by_name, "loss").tolist()),
-            scores=tuple(column(by_name, "score").tolist()),
+            clients=tuple(report.name for report in asked),
+            losses=tuple(column(asked, "loss").tolist()),
+            scores=tuple(column(asked, "score").tolist()),
             dropped=dropped,
             warnings=(*warnings, *outcome.warnings),
             bytes=traffic,
             fallback="fedavg" if fallback else "",
             public=self._opened().algorithm.public_numbers(outcome.state),
-            **outcome_fields(outcome, {report.client: report.name for report in asked}),
+            **outcome_fields(outcome, {report.client: report.name for report in usable}),
         )
 
     def _check_diverged(self, number: int, outcome: Outcome) -> None:

@@ -10,6 +10,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.rule import Rule
+from commonweal.rules.slots import extend
 
 
 @dataclass(frozen=True)
@@ -55,5 +56,5 @@ class LocalLosses(Rule):
 
         Late clients have the mean of the others' local losses.
         """
-        place = ids.clamp(0, len(alone) - 1)
-        return losses.double() - torch.where(place == ids, alone[place], alone.mean())
+        known = extend(alone, max(len(alone), int(ids.max()) + 1), alone.mean())
+        return losses.double() - known[ids]

@@ -30,7 +30,7 @@ class AAggFFD(Rule):
     """c_i += -(r_i - rbar) / (C (1 + rbar));
     weights = softmax(-sqrt(log K) c / (L sqrt(t + 1))), C = S/K, L = C + 2
 
-    Any client id is accepted. A client that joins late begins with c = 0, as if it had been absent.
+    A client that joins late begins with c = 0, as if it had been absent.
 
     Args:
         cdf: maps a loss, relative to the mean, to a response.

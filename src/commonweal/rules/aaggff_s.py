@@ -19,7 +19,7 @@ from commonweal.data.population import Setting
 from commonweal.rules.ftrl import FTRL
 from commonweal.rules.rule import Grid, Kind
 from commonweal.rules.simplex import quadratic
-from commonweal.rules.slots import empty_slots, extend
+from commonweal.rules.slots import extend
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class AAggFFS(FTRL):
     """p = argmin <sum g, p> + alpha/2 |p|^2 + beta/2 sum <g_t, p - p_t>^2 over the simplex;
     weights = p
 
-    Any client id is accepted. A client that joins late begins with p = 1 / K, the others scaled
-    down in proportion, and with the mean of their past gradients, as if it had been absent.
+    A client that joins late begins with p = 1 / K, the others scaled down in proportion, and with
+    the mean of their past gradients, as if it had been absent.
 
     Args:
         cdf: maps a loss, relative to the mean, to a response.
@@ -63,7 +63,6 @@ class AAggFFS(FTRL):
         # first gradient.
         start = 1.0 if self.variant == "reference" else 1 / clients
         return {
-            "slots": empty_slots(clients),
             "p": zeros + start,
             "linear": zeros,
             "curvature": torch.zeros(clients, clients, dtype=torch.float64),

@@ -20,7 +20,7 @@ from commonweal.data.population import Setting
 from commonweal.rules.online import on_cohort, relative
 from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
 from commonweal.rules.simplex import project, project_ball, project_hull, project_inside
-from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
+from commonweal.rules.slots import extend, extend_mixture, over_all
 
 ALONE = (
     "afl: a single reporter says nothing about the others, so that the mixture does not move: ask "
@@ -32,9 +32,9 @@ ALONE = (
 class AFL(Rule):
     """lam <- project(lam + lr * f); weights_i ~ lam_i over the cohort
 
-    Any client id is accepted. A client that joins late begins with lam = 1 / K, and the others are
-    scaled down in proportion; it has no part in mixtures that are given. The mean of lam over all
-    rounds is in the record of evaluated rounds ("mixture").
+    A client that joins late begins with lam = 1 / K, and the others are scaled down in proportion;
+    it has no part in mixtures that are given. The mean of lam over all rounds is in the record of
+    evaluated rounds ("mixture").
 
     Args:
         lr: the step of the ascent.
@@ -96,8 +96,7 @@ class AFL(Rule):
                 f"afl: mixtures of {len(start)} clients, but there are {clients}; give every "
                 "client's part"
             )
-        state = {"slots": empty_slots(clients), "lam": start}
-        state |= {"t": torch.tensor(0), "mean": torch.zeros_like(start)}
+        state = {"lam": start, "t": torch.tensor(0), "mean": torch.zeros_like(start)}
         if self.absent == "last":
             state["relative"] = ones  # each client's loss over the mean of its cohort
         if self.optimistic:
@@ -105,18 +104,18 @@ class AFL(Rule):
         return state
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
-        lam = extend_mixture(state["lam"], len(slots))
-        following = {"slots": slots}
+        ids = reports.ids
+        lam = extend_mixture(state["lam"], reports.clients)
+        following = {}
         losses = reports.losses.double().mean().repeat(len(lam))
         if self.absent == "zero":
             losses = torch.zeros_like(losses)
         if self.absent == "last":
-            known = extend(state["relative"], len(slots), 1.0)
+            known = extend(state["relative"], len(lam), 1.0)
             losses = losses * known
-            following["relative"] = known.index_copy(0, index, relative(reports.losses))
-        losses[index] = reports.losses.double()
-        gradient = losses + self._skewness(reports, lam, index)
+            following["relative"] = known.index_copy(0, ids, relative(reports.losses))
+        losses[ids] = reports.losses.double()
+        gradient = losses + self._skewness(reports, lam)
         step = gradient
         if self.optimistic:
             following["last"] = gradient
@@ -125,8 +124,8 @@ class AFL(Rule):
         following["lam"] = self._project(lam + self.lr * step)
         used = lam if self.lagged else following["lam"]
         following |= _averaged(used, state)
-        moves = len(index) > 1 or len(lam) == 1 or self.absent == "zero" or self.mu
-        return Decision(on_cohort(used, index), following, () if moves else (ALONE,))
+        moves = len(ids) > 1 or len(lam) == 1 or self.absent == "zero" or self.mu
+        return Decision(on_cohort(used, ids), following, () if moves else (ALONE,))
 
     def _project(self, lam: Tensor) -> Tensor:
         if self.radius is not None:
@@ -150,24 +149,24 @@ class AFL(Rule):
             return extend(torch.tensor(prior, dtype=torch.float64), clients, 1.0)
         return torch.full((clients,), 1.0 if prior is None else prior, dtype=torch.float64)
 
-    def _skewness(self, reports: Reports, lam: Tensor, index: Tensor) -> Tensor:
+    def _skewness(self, reports: Reports, lam: Tensor) -> Tensor:
         """The gradient (K,) of the regulariser of eq. 6. Absent clients have the mean size."""
         if not self.mu:
             return torch.zeros_like(lam)
         sizes = reports.sizes.double().mean().repeat(len(lam))
-        sizes[index] = reports.sizes.double()
+        sizes[reports.ids] = reports.sizes.double()
         return -2 * self.mu * lam * sizes.sum() / sizes
 
     def response(self, losses: Tensor) -> Tensor:
         return losses
 
     def distribution(self, state: State, clients: int) -> Tensor:
-        return by_client(state["slots"], state["lam"], clients)
+        return over_all(state["lam"], clients)
 
     def averaged(self, state: State, clients: int) -> Tensor | None:
         if int(state["t"]) == 0:
             return None
-        return by_client(state["slots"], state["mean"], clients)
+        return over_all(state["mean"], clients)
 
 
 def _averaged(lam: Tensor, state: State) -> State:

@@ -23,8 +23,8 @@ from commonweal.rules.sparse_table import empty_table, lookup, put_numbers
 class EG(Rule):
     """p_i <- p_i exp(lr r_i) / sum_j p_j exp(lr r_j), at first 1 / K; weights = p over the cohort
 
-    Any client id is accepted. Clients that do not report have the cohort's mean response, and
-    so do clients that join late for the rounds before.
+    Clients that do not report have the cohort's mean response, and so do clients that join late for
+    the rounds before.
 
     Args:
         lr: the step, 1 / eta; sqrt(8 log K / T) has the lowest bound on the regret of T rounds.

@@ -23,7 +23,7 @@ LEAST = 1e-6  # keeps every excess above 0, as losses are
 class Excess(LocalLosses, Combinator):
     """weights of the rule for the losses max(f_i - alone_i, 0) + 1e-6
 
-    Any client id is accepted. A client that joins late has the mean of the others' local losses.
+    A client that joins late has the mean of the others' local losses.
 
     Args:
         rule: any rule.

@@ -15,7 +15,7 @@ from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import on_cohort
 from commonweal.rules.rule import Decision, Kind, Reports, Rule, required
-from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
+from commonweal.rules.slots import extend, extend_mixture, over_all
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class FedDGGA(Rule):
     """a_i <- a_i + d_t (g_i - mean g) / max |g - mean g|, clipped to [0, 1], normalised over the
     cohort; g_i = f_i - (loss after own training, last time), d_t = d (1 - (t - 1) / T)
 
-    Any client id is accepted. A client's first report changes no weight; one that joins late begins
-    with 1 / K, and the others are scaled down in proportion.
+    A client's first report changes no weight; one that joins late begins with 1 / K, and the others
+    are scaled down in proportion.
 
     Args:
         d: the first step, of weights that sum to 1 over the cohort.
@@ -45,27 +45,25 @@ class FedDGGA(Rule):
         return {
             "t": torch.tensor(1),
             "rounds": torch.tensor(setting.rounds),
-            "slots": empty_slots(setting.clients),
             "a": zeros + 1 / setting.clients,
             "trained": zeros,  # the loss after own training, where `seen`
             "seen": torch.zeros(setting.clients, dtype=torch.bool),
         }
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
-        a = extend_mixture(state["a"], len(slots))
-        trained = extend(state["trained"], len(slots), 0.0)
-        seen = extend(state["seen"], len(slots), 0.0).bool()
-        gap = torch.where(seen[index], reports.losses.double() - trained[index], torch.nan)
-        weights = self._adjusted(on_cohort(a, index), gap, state)
+        ids = reports.ids
+        a = extend_mixture(state["a"], reports.clients)
+        trained = extend(state["trained"], reports.clients, 0.0)
+        seen = extend(state["seen"], reports.clients, 0.0).bool()
+        gap = torch.where(seen[ids], reports.losses.double() - trained[ids], torch.nan)
+        weights = self._adjusted(on_cohort(a, ids), gap, state)
         after = required(reports.losses_after, "losses after local training").double()
         following = {
             "t": state["t"] + 1,
             "rounds": state["rounds"],
-            "slots": slots,
-            "a": a.index_copy(0, index, a[index].sum() * weights),
-            "trained": trained.index_copy(0, index, after),
-            "seen": seen.index_fill(0, index, True),
+            "a": a.index_copy(0, ids, a[ids].sum() * weights),
+            "trained": trained.index_copy(0, ids, after),
+            "seen": seen.index_fill(0, ids, True),
         }
         return Decision(weights, following)
 
@@ -81,7 +79,7 @@ class FedDGGA(Rule):
         return moved / moved.sum()
 
     def distribution(self, state: State, clients: int) -> Tensor:
-        return by_client(state["slots"], state["a"], clients)
+        return over_all(state["a"], clients)
 
 
 ENTRIES = {"feddg-ga": FedDGGA}

@@ -14,7 +14,7 @@ from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.rule import Decision, Kind, Reports, Rule, required
-from commonweal.rules.slots import empty_slots, extend, take_slots
+from commonweal.rules.slots import extend
 
 TINY = 1e-6  # keeps the logarithms of scores of 0 and 1 finite
 
@@ -24,7 +24,7 @@ class FedFA(Rule):
     """weights_i = alpha a_i + beta b_i (normalised), a_i ~ -log2(score_i / sum of scores),
     b_i ~ -log2(1 - c_i / sum c), over the cohort
 
-    Any client id is accepted. A client that joins late begins with a count of 0.
+    A client that joins late begins with a count of 0.
 
     Args:
         alpha: the weight of the score.
@@ -45,18 +45,18 @@ class FedFA(Rule):
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients
         counts = torch.zeros(clients, dtype=torch.float64)
-        return {"slots": empty_slots(clients), "counts": counts}
+        return {"counts": counts}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
-        counts = extend(state["counts"], len(slots), 0.0)
-        counts = counts.index_add(0, index, torch.ones(len(index), dtype=torch.float64))
+        ids = reports.ids
+        counts = extend(state["counts"], reports.clients, 0.0)
+        counts = counts.index_add(0, ids, torch.ones(len(ids), dtype=torch.float64))
         scores = required(reports.scores, "scores").double()
         mean = scores.nanmean().nan_to_num(nan=0.5)  # an undefined score counts as the others' mean
         a = _normalized(-_fraction(scores.nan_to_num(nan=float(mean))).log2())
-        b = _normalized(-(1 - _fraction(counts[index])).log2())
+        b = _normalized(-(1 - _fraction(counts[ids])).log2())
         weights = _normalized(self.alpha * a + self.beta * b)
-        return Decision(weights, {"slots": slots, "counts": counts})
+        return Decision(weights, {"counts": counts})
 
 
 def _fraction(values: Tensor) -> Tensor:

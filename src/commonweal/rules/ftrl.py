@@ -27,7 +27,7 @@ from commonweal.data.population import Setting
 from commonweal.rules import online
 from commonweal.rules.rule import Decision, Kind, Reports, Rule
 from commonweal.rules.simplex import minimize
-from commonweal.rules.slots import by_client, empty_slots, extend, extend_mixture, take_slots
+from commonweal.rules.slots import extend, extend_mixture, over_all
 
 __all__ = ["FTRL"]
 
@@ -36,8 +36,8 @@ __all__ = ["FTRL"]
 class FTRL(Rule):
     """p = argmin <sum g, p> + R_t(p) over the simplex; weights = p over the cohort
 
-    Any client id is accepted. A client that joins late begins with p = 1 / K, the others scaled
-    down in proportion, and with the mean of their past gradients, as if it had been absent.
+    A client that joins late begins with p = 1 / K, the others scaled down in proportion, and with
+    the mean of their past gradients, as if it had been absent.
 
     Args:
         cdf: maps a loss, relative to the mean, to a response.
@@ -68,18 +68,16 @@ class FTRL(Rule):
     def init(self, setting: Setting | int) -> State:
         clients = Setting.of(setting).clients
         zeros = torch.zeros(clients, dtype=torch.float64)
-        start = {"slots": empty_slots(clients), "p": zeros + 1 / clients, "linear": zeros}
-        return {**start, "t": torch.tensor(0)}
+        return {"p": zeros + 1 / clients, "linear": zeros, "t": torch.tensor(0)}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        slots, index = take_slots(state["slots"], reports.ids, reports.clients)
-        clients = len(slots)
+        clients = reports.clients
         if clients > len(state["p"]):
             state = self._extended(state, clients)
         r = self.cohort_response(reports.losses, clients)
-        g = online.decision_gradient(state["p"], online.doubly_robust(r, index, clients))
-        following = {**self._decide(g, state), "slots": slots}
-        return Decision(online.on_cohort(following["p"], index), following)
+        g = online.decision_gradient(state["p"], online.doubly_robust(r, reports.ids, clients))
+        following = self._decide(g, state)
+        return Decision(online.on_cohort(following["p"], reports.ids), following)
 
     def _decide(self, g: Tensor, state: State) -> State:
         """Minimise eq. 6 with this round's gradient g."""
@@ -117,4 +115,4 @@ class FTRL(Rule):
         return self._high(clients) / (1 + self.low)
 
     def distribution(self, state: State, clients: int) -> Tensor:
-        return by_client(state["slots"], state["p"], clients)
+        return over_all(state["p"], clients)

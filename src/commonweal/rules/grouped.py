@@ -17,13 +17,14 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.rule import Combinator, Decision, Kind, Need, Reports
+from commonweal.rules.slots import extend
 
 
 @dataclass(frozen=True)
 class Grouped(Combinator):
     """weights_i = (the rule's weight of client i's group) n_i / (the group's samples in the cohort)
 
-    Any client id is accepted. Clients that join late form a group of newcomers.
+    Clients that join late form a group of newcomers.
 
     Args:
         rule: any rule.
@@ -89,10 +90,9 @@ class Grouped(Combinator):
             fraction (S,) of its group's samples that are the client's.
         """
         groups = int(group.max()) + 1
-        place = reports.ids.clamp(0, len(group) - 1)
-        group_of_client = torch.where(place == reports.ids, group[place], groups)
+        group_of_client = extend(group, reports.clients, groups)[reports.ids]
         present, position = torch.unique(group_of_client, return_inverse=True)
-        newcomers = reports.clients > len(group) or int(present[-1]) == groups
+        newcomers = reports.clients > len(group)
         sizes = reports.sizes.double()
         mean = _means(position, sizes, len(present))
         columns = reports.tensors

@@ -22,7 +22,7 @@ SMALLEST = 1e-3  # of a client's weight, over the number of clients: nobody is l
 class MaxFL(LocalLosses):
     """weights_i ~ s_i (1 - s_i) + 1e-3 / S, s_i = sigmoid(f_i - alone_i)
 
-    Any client id is accepted. A client that joins late has the mean of the others' local losses.
+    A client that joins late has the mean of the others' local losses.
 
     Args:
         alone: the loss that each client requires, such as that of its local model, in the order of

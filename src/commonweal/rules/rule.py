@@ -51,11 +51,12 @@ class Reports:
     """The reports of S of K clients to the server in a round.
 
     Values that a rule cannot use raise `DataError` here, with the client's id: shapes that differ,
-    an id given twice, a size that is not above 0, a loss or an update that is not finite. A score
-    may be NaN, which means undefined. `Reports.finite` leaves such clients out instead.
+    an id that is no client's or given twice, a size that is not above 0, a loss or an update that
+    is not finite. A score may be NaN, which means undefined. `Reports.finite` leaves such clients
+    out instead.
 
     Attributes:
-        ids: the clients (S,), as int64.
+        ids: the clients (S,), as int64: their positions among all clients, from 0.
         sizes: their numbers of training samples (S,).
         losses: the received model's losses (S,) on their training samples, before local training.
         clients: K, the number of all clients.
@@ -77,6 +78,13 @@ class Reports:
     def __post_init__(self) -> None:
         columns = self.tensors
         _check_shapes(columns)
+        last = self.clients - 1
+        strange = self.ids[(self.ids < 0) | (self.ids > last)].tolist()
+        if strange:
+            raise DataError(
+                f"Reports: client {strange[0]} is none of the {self.clients} clients: an id is a "
+                f"client's position, from 0 to {last}"
+            )
         if self.checked:
             columns.pop("updates", None)
         for client, reason in _unusable(columns).items():

@@ -50,7 +50,7 @@ class Guarded(Combinator):
     """the rule's weights over the reports whose loss, size and norm are plausible next to the
     cohort's medians, kept near fair shares
 
-    Any client id is accepted. A client that joins late begins without suspicion.
+    A client that joins late begins without suspicion.
 
     Args:
         rule: any rule.

@@ -16,13 +16,7 @@ def received_model(message: Message) -> nn.Module:
     return model
 
 
-def received_loss(message: Message, context: Context) -> float:
-    """The received model's loss on the client's training samples, by which the rule decides."""
-    x, y, _, _ = load_data(int(context.node_config["partition-id"]))
-    return test(received_model(message), x, y)[0]
-
-
-@app.train(mods=[loss_before_training(received_loss)])
+@app.train(mods=[loss_before_training(app)])
 def train_client(message: Message, context: Context) -> Message:
     model = received_model(message)
     x, y, _, _ = load_data(int(context.node_config["partition-id"]))
@@ -36,7 +30,9 @@ def train_client(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate_client(message: Message, context: Context) -> Message:
-    _, _, x, y = load_data(int(context.node_config["partition-id"]))
+    x, y, x_test, y_test = load_data(int(context.node_config["partition-id"]))
+    if message.content.config_records["config"].get("part") != "train":  # asked by the mod
+        x, y = x_test, y_test
     loss, accuracy = test(received_model(message), x, y)
     metrics = MetricRecord({"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(y)})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -17,8 +17,9 @@ from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
 from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.flower.app_folder import check_experiment
+from commonweal.flower.content import settings_of
 from commonweal.flower.engine import FlowerEngine
-from commonweal.flower.messages import settings_of, to_record, to_tensors
+from commonweal.flower.messages import to_record, to_tensors
 from commonweal.flower.node import (
     Finish,
     Node,

@@ -16,6 +16,7 @@ from commonweal.base.tensors import State, Tensors, concatenate, select, summed
 from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.engines.engine import Engine
 from commonweal.flower import messages
+from commonweal.flower.content import settings_of
 from commonweal.flower.directory import NodeKeys
 from commonweal.flower.messages import Answers, logger, to_record, to_tensors
 from commonweal.flower.node import (
@@ -148,7 +149,7 @@ class FlowerEngine(Engine, StateStore):
         problem = answers.failed.get(node)
         try:
             if problem is None:
-                self._admit(node, Schema.read(messages.settings_of(answers.contents[node])))
+                self._admit(node, Schema.read(settings_of(answers.contents[node])))
                 return
         except DataError as error:
             problem = Problem("schema", str(error))

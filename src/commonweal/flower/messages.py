@@ -21,7 +21,8 @@ from torch import Tensor
 from commonweal.base.errors import DataError, RunError
 from commonweal.base.tensors import Tensors
 from commonweal.flower.arrays import Layout
-from commonweal.flower.reports import Numbers, Problem
+from commonweal.flower.content import metrics_of
+from commonweal.flower.reports import Problem
 
 logger = logging.getLogger("flwr")
 
@@ -33,10 +34,6 @@ SLACK = 1.0
 SUPERLINK = 1  # its node id
 UNAVAILABLE = 5  # Flower's error where a node's heartbeat is overdue
 EXPIRED = (3, 4)  # Flower's errors where a message or its reply has outlived its sender's patience
-
-Metric = int | float | Numbers
-Texts = list[str] | list[bytes] | list[bool]
-Settings = dict[str, int | float | str | bytes | bool | Numbers | Texts]
 
 
 def wait_for_nodes(grid: Grid, least: int, patience: float) -> list[int]:
@@ -127,22 +124,6 @@ def _problem(code: int, reason: str | None) -> Problem:
     text = lines[-1].strip() if lines else "no reason given"
     kind: Literal["app", "unavailable"] = "unavailable" if code == UNAVAILABLE else "app"
     return Problem(kind, f"its app failed: {text[:200]} (Flower's error {code})")
-
-
-def settings_of(content: RecordDict) -> Settings:
-    """All settings of a message, from its ConfigRecords."""
-    settings: Settings = {}
-    for record in content.config_records.values():
-        settings |= dict(record)
-    return settings
-
-
-def metrics_of(content: RecordDict) -> dict[str, Metric]:
-    """All metrics of a reply, from its MetricRecords."""
-    metrics: dict[str, Metric] = {}
-    for record in content.metric_records.values():
-        metrics |= dict(record)
-    return metrics
 
 
 def weighted_mean(contents: list[RecordDict], by: str) -> MetricRecord | None:

@@ -1,61 +1,78 @@
-"""Client mods: what a ClientApp adds to its replies for `FairStrategy`."""
+"""Client mods: what a ClientApp adds to its replies for `FairStrategy`.
 
-from collections.abc import Callable, Mapping
+They need flwr and numpy only: a client that uses them has no torch to install or import.
+"""
+
+from collections.abc import Callable
 
 import numpy as np
-import torch
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from numpy.typing import ArrayLike
-from torch import Tensor
 
-from commonweal.clients.local_model import GRID, posterior_mean
-from commonweal.flower.messages import Metric
+from commonweal.base.errors import ConfigError
+from commonweal.flower.content import Metric, add_metrics, find_loss, metrics_of
 
 LOSS_KEY = "loss-before"
 NAME_KEY = "client"
 BLEND = "blend"  # the local model in a node's state, and the score of the mixture
+GRID = np.linspace(0, 1, 11)  # the weights of the global model that are compared
 TINY = 1e-30  # a smaller probability counts as this
 LARGEST = 0.5  # the largest weight of the global model, as in the client method "blend"
 Call = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Call], Message]
+Loss = Callable[[Message, Context], float | Message]
 Predict = Callable[[ArrayRecord, Context, str], tuple[ArrayLike, ArrayLike]]
 
 
-def add_metrics(content: RecordDict, metrics: Mapping[str, Metric]) -> None:
-    """Add metrics to a reply, to the record that it has or to a new one."""
-    record = next(iter(content.metric_records.values()), MetricRecord())
-    record.update(metrics)
-    if not content.metric_records:
-        content["metrics"] = record
-
-
-def loss_before_training(loss: Callable[[Message, Context], float], key: str = LOSS_KEY) -> Mod:
+def loss_before_training(loss: Loss, key: str = LOSS_KEY) -> Mod:
     """A client mod that reports the loss of the received model, before it is trained.
 
-    Use it as `@app.train(mods=[loss_before_training(my_loss)])`.
+    `@app.train(mods=[loss_before_training(app)])` lets the app's own evaluate function compute it.
+    The function gets the additional setting `part = "train"`, by which it can choose the training
+    samples. If it does not read the setting, it evaluates its usual samples.
 
     Args:
-        loss: From the message and the context to the mean loss of the received model on the
-            client's training samples.
+        loss: The ClientApp, its evaluate function, or a function from the message and the context
+            to the mean loss of the received model on the client's training samples.
         key: The metric's name, which is the strategy's `loss_key`.
     """
 
     def mod(message: Message, context: Context, call_next: Call) -> Message:
-        before = float(loss(message, context))
+        before = received_loss(loss, message, context)
         reply = call_next(message, context)
         if reply.has_content():
             add_metrics(reply.content, {key: before})
         return reply
 
     return mod
+
+
+def received_loss(loss: Loss, message: Message, context: Context) -> float:
+    """The loss of the received model, from a function or the app that `loss_before_training` has.
+
+    Raises ConfigError where an evaluation has no loss.
+    """
+    received, kind = message.content, message.metadata.message_type
+    name, record = next(iter(received.config_records.items()), ("config", ConfigRecord()))
+    message.content = RecordDict({**received, name: ConfigRecord({**record, "part": "train"})})
+    message.metadata.message_type = MessageType.EVALUATE
+    try:
+        result = loss(message, context)
+    finally:
+        message.content = received
+        message.metadata.message_type = kind
+    if not isinstance(result, Message):
+        return float(result)
+    if not result.has_content():
+        raise ConfigError(f"loss_before_training: the evaluation failed: {result.error.reason}")
+    metrics = metrics_of(result.content)
+    value = find_loss(metrics)
+    if value is None:
+        raise ConfigError(
+            f"loss_before_training: the evaluation has no unique loss, but {sorted(metrics)}: name "
+            "one of its metrics 'loss', or give a function that returns the loss"
+        )
+    return value
 
 
 def name_clients(key: str = NAME_KEY) -> Mod:
@@ -125,16 +142,17 @@ def _mixed(
 ) -> dict[str, Metric]:
     """The accuracy of the mixture of the local and the global model, and the latter's weight."""
 
-    def read(part: str) -> tuple[Tensor, Tensor, Tensor]:
+    def read(part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         (local, labels), (shared, _) = (predict(model, context, part) for model in models)
-        local, shared = np.asarray(local), np.asarray(shared)
-        return torch.tensor(local), torch.tensor(shared), torch.tensor(np.asarray(labels))
+        return np.asarray(local), np.asarray(shared), np.asarray(labels)
 
     local, shared, labels = read("validation")
-    own, partner = (p.double().gather(1, labels[:, None]) for p in (local, shared))  # (n, 1)
+    rows = np.arange(len(labels))
+    own, partner = (p[rows, labels].astype(np.float64)[:, None] for p in (local, shared))  # (n, 1)
     likelihood = (1 - GRID) * own + GRID * partner  # (n, 11)
-    losses = -likelihood.clamp(min=TINY).log().sum(0)
-    weight = min(float(posterior_mean(losses)), LARGEST)
+    scores = np.log(np.maximum(likelihood, TINY)).sum(0)
+    posterior = np.exp(scores - scores.max())
+    weight = min(float(posterior @ GRID / posterior.sum()), LARGEST)
     local, shared, labels = read("test")
     right = ((1 - weight) * local + weight * shared).argmax(1) == labels
-    return {BLEND: float(right.double().mean()), f"{BLEND}-weight": weight}
+    return {BLEND: float(right.mean()), f"{BLEND}-weight": weight}

@@ -23,7 +23,7 @@ from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.data.tables.preprocessing import Preprocessing
-from commonweal.flower.messages import Settings
+from commonweal.flower.content import Settings
 from commonweal.flower.own_table import TableSchema, check_table, merged
 from commonweal.protocols.algorithm import Algorithm, Group, Request, first_state
 from commonweal.record.client_states import StateFiles

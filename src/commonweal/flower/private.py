@@ -5,7 +5,7 @@ and moves the model also where nobody answers.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -21,7 +21,8 @@ from commonweal.config import catalog
 from commonweal.data.population import Population
 from commonweal.flower import messages
 from commonweal.flower.arrays import Layout
-from commonweal.flower.mods import LOSS_KEY, Call, Mod, add_metrics
+from commonweal.flower.content import Metric, Settings, add_metrics, settings_of
+from commonweal.flower.mods import LOSS_KEY, Call, Loss, Mod, received_loss
 from commonweal.flower.reports import Report, column
 from commonweal.protocols.privacy.entropy import coins, source
 from commonweal.protocols.privacy.release import contribute
@@ -108,7 +109,7 @@ def draw_nodes(algorithm: Private, nodes: Sequence[int], round: int) -> list[int
     return list(compress(nodes, coins(algorithm.rate, len(nodes), entropy)))
 
 
-def mod_settings(algorithm: Private, state: State) -> messages.Settings:
+def mod_settings(algorithm: Private, state: State) -> Settings:
     """Return the settings of the mod: the form of the rule, and the round's public numbers."""
     form = {
         "rule": catalog.named_part(algorithm.rule),
@@ -116,15 +117,13 @@ def mod_settings(algorithm: Private, state: State) -> messages.Settings:
         "bound": algorithm.bound,
         "adapts": algorithm.quantile != "none",
     }
-    settings: messages.Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
+    settings: Settings = {FORM: json.dumps(form), CLIP: float(state[CLIP])}
     for name, value in state["rule"].items():
         settings[PUBLIC + name] = float(value)
     return settings
 
 
-def read_weighed(
-    algorithm: Private, report: Report, metrics: Mapping[str, messages.Metric]
-) -> None:
+def read_weighed(algorithm: Private, report: Report, metrics: Mapping[str, Metric]) -> None:
     """Read what the mod reported. Raises DataError where the client does not have it."""
     statistics, weight = metrics.get(STATISTICS), metrics.get(WEIGHT)
     if not isinstance(weight, float) or not isinstance(statistics, list):
@@ -173,26 +172,25 @@ def check_wrapper(caller: object, rule: Rule, private: bool) -> str:
     )
 
 
-def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_KEY) -> Mod:
+def weigh_privately(loss: Loss, key: str = LOSS_KEY) -> Mod:
     """A client mod that clips and weighs what leaves the client, for `FairStrategy(private=...)`.
 
     Use it as `@app.train(mods=[weigh_privately(my_loss)])`. The arrays of the reply are replaced by
     the received ones minus the weighted update. What a rule remembers stays in the node's state.
 
     Args:
-        loss: From the message and the context to the mean loss of the received model on the
-            client's training samples.
+        loss: As that of `loss_before_training`.
         key: The metric with the loss, for the record that the server keeps apart.
     """
 
     def mod(message: Message, context: Context, call_next: Call) -> Message:
-        settings = messages.settings_of(message.content)
+        settings = settings_of(message.content)
         if FORM not in settings:
             raise ConfigError(
                 f"private: the server's strategy is not private (it sent {sorted(settings)}): "
                 "remove the mod"
             )
-        before = float(loss(message, context))
+        before = received_loss(loss, message, context)
         received = next(iter(message.content.array_records.values()))
         reply = call_next(message, context)
         if not reply.has_content():
@@ -203,7 +201,7 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
         update = (w - layout.vector(messages.values_of(trained)))[None]
         weight, statistics, sent = _weighed(settings, update, before, context)
         reply.content[name] = messages.to_arrays(layout, w - sent)
-        metrics: dict[str, messages.Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
+        metrics: dict[str, Metric] = {key: before, WEIGHT: weight, STATISTICS: statistics}
         add_metrics(reply.content, metrics)
         return reply
 
@@ -211,7 +209,7 @@ def weigh_privately(loss: Callable[[Message, Context], float], key: str = LOSS_K
 
 
 def _weighed(
-    settings: messages.Settings, update: Tensor, loss: float, context: Context
+    settings: Settings, update: Tensor, loss: float, context: Context
 ) -> tuple[float, list[float], Tensor]:
     """The weight, the statistics and the weighted update (d,) of one client."""
     form = json.loads(str(settings[FORM]))

@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from commonweal.base.errors import DataError, RunError
+from commonweal.flower.content import PREFIXES, Numbers, find_loss, find_metric, plain
 from commonweal.rules.rule import Need
 from commonweal.task import scores
 
 SHOWN = 5  # clients or nodes that a message names
-PREFIXES = ("", "eval-", "evaluate-", "val-", "valid-", "validation-", "test-")
-# What apps call the loss and the score of an evaluation, where no key is given.
-LOSS_NAMES = [f"{prefix}loss" for prefix in PREFIXES]
+# What apps call the score of an evaluation, where no key is given.
 SCORE_NAMES = ["accuracy", *(f"{p}acc" for p in PREFIXES), *(f"{p}accuracy" for p in PREFIXES)]
 SCORE_NAMES.append("score")
 
 Losses = Literal["train", "evaluate"]  # where the losses come from that a rule decides by
-Numbers = list[int] | list[float]
 
 
 class Problem(NamedTuple):
@@ -89,33 +87,6 @@ def listed(names: Sequence[str]) -> str:
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
-def find_metric(
-    metrics: Mapping[str, object], names: Sequence[str], part: str = ""
-) -> float | None:
-    """Find a metric that is a number. `_` and `-` are the same.
-
-    Args:
-        metrics: The metrics by name.
-        names: Names to look for; the first that is there counts.
-        part: Where none of them is there, the only name that contains this is taken.
-
-    >>> find_metric({"eval_loss": 0.5}, ["loss", "eval-loss"])
-    0.5
-    >>> find_metric({"test_logloss": 0.7, "num-examples": 10}, ["loss"], part="loss")
-    0.7
-    """
-    numbers = {_key(n): float(v) for n, v in metrics.items() if isinstance(v, int | float)}
-    for key in map(_key, names):
-        if key in numbers:
-            return numbers[key]
-    similar = [key for key in numbers if part and part in key]
-    return numbers[similar[0]] if len(similar) == 1 else None
-
-
-def _key(name: str) -> str:
-    return name.replace("_", "-").lower()
-
-
 def recorded_score(key: str | None, higher_is_better: bool) -> str:
     """The name by which a score is recorded: one of Commonweal's, or the app's own.
 
@@ -126,9 +97,9 @@ def recorded_score(key: str | None, higher_is_better: bool) -> str:
     """
     if key is None or "acc" in key.lower():
         return "accuracy"
-    known = scores.SCORES.get(_key(key))
+    known = scores.SCORES.get(plain(key))
     if known is not None and known.lower_is_better != higher_is_better:
-        return _key(key)
+        return plain(key)
     return f"{'higher' if higher_is_better else 'lower'}:{key}"
 
 
@@ -205,8 +176,7 @@ class ReplyReader:
         size = find_metric(values, [self.size_key])
         if size is None or not 0 < size < math.inf:
             size = 1.0
-        loss_names = LOSS_NAMES if self.evaluate_loss_key is None else [self.evaluate_loss_key]
-        loss = find_metric(values, loss_names, "loss" if self.evaluate_loss_key is None else "")
+        loss = find_loss(values, self.evaluate_loss_key)
         score_names = SCORE_NAMES if self.score_key is None else [self.score_key]
         score = find_metric(values, score_names, "acc" if self.score_key is None else "")
         return Evaluated(size, loss, math.nan if score is None else score, round)

@@ -23,8 +23,9 @@ from commonweal.flower import messages, reports
 from commonweal.flower import private as private_rounds
 from commonweal.flower.aggregation import Aggregation, Named, built, dominance, overshoot
 from commonweal.flower.arrays import Layout
+from commonweal.flower.content import metrics_of, settings_of
 from commonweal.flower.directory import Directory
-from commonweal.flower.messages import Answers, logger, metrics_of
+from commonweal.flower.messages import Answers, logger
 from commonweal.flower.mods import LOSS_KEY, NAME_KEY
 from commonweal.flower.private import PrivateRounds, check_wrapper
 from commonweal.flower.recording import RECORDS, Recorder
@@ -430,7 +431,7 @@ class FairStrategy(Strategy):
         asked = answers.nodes
         self._clients.meet(asked, self._grid)
         for node, content in list(answers.contents.items()):
-            values = metrics_of(content) | messages.settings_of(content)
+            values = metrics_of(content) | settings_of(content)
             try:
                 if self.name_key in values:
                     self._clients.name(node, str(values[self.name_key]), asked)

@@ -22,6 +22,6 @@ def test_families_are_read_as_the_classes_have_them() -> None:
 def test_metrics_and_scores_are_read_as_the_modules_have_them() -> None:
     functions = {name for name in metrics.__all__ if name[0].islower()}
     assert set(listing.summaries("metrics")) == functions
-    known = scores.SCORES | scores.DIAGNOSTICS
+    known = scores.SCORES | scores.AT | scores.DIAGNOSTICS
     meanings = {name: score.meaning for name, score in known.items()}
     assert listing.summaries("scores") == meanings

@@ -1,9 +1,13 @@
-"""ECE and MCE against the definition in plain Python, bin by bin."""
+"""ECE and MCE by their definition, intercept and slope against scikit-learn and a root finder."""
 
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
 
+from cases import cases
 from commonweal.task import calibration, scores
 from commonweal.task.task import Task
 
@@ -62,3 +66,52 @@ def test_a_task_can_be_evaluated_by_them_but_no_run_is_scored_by_them() -> None:
     _, stats = task.evaluate_rows(torch.zeros(6), torch.ones(1, 2), torch.tensor([0]))
     assert stats["ece"].shape == (1, 2)
     assert not set(scores.DIAGNOSTICS) & set(scores.SCORES)
+
+
+@cases("scale", [1.0, 30.0, 1e-3])
+@cases("seed", [0, 1, 2])
+def test_intercept_and_slope_of_each_client(scale: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = [200, 1, 0, 35, 12]
+    y = rng.integers(0, 2, sum(sizes))
+    margin = scale * (y + 1.5 * rng.normal(size=len(y)) + 0.5)
+    stats = torch.tensor(np.stack([margin, y], 1))
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    found = calibration.intercept(stats, offsets), calibration.slope(stats, offsets)
+    errors = calibration.line_fit(stats, offsets).errors
+    for k, size in enumerate(sizes):
+        if size < 2:
+            assert found[0][k].isnan() and found[1][k].isnan()
+            continue
+        a, b = int(offsets[k]), int(offsets[k + 1])
+        own, labels = margin[a:b], y[a:b]
+        root = brentq(lambda x: expit(own + x).sum() - labels.sum(), -1e3, 1e3, xtol=1e-12)  # noqa: B023
+        assert float(found[0][k]) == pytest.approx(root, abs=1e-6)
+        fitted = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(
+            own[:, None] / scale, labels
+        )
+        slope = fitted.coef_[0, 0] / scale
+        assert float(found[1][k]) == pytest.approx(slope, rel=1e-4, abs=1e-5)
+        design = np.stack([np.ones(size), own], 1)
+        p = expit(design @ [fitted.intercept_[0], slope])
+        covariance = np.linalg.inv((design.T * (p * (1 - p))) @ design)
+        assert float(errors[k]) == pytest.approx(covariance[1, 1] ** 0.5, rel=1e-3)
+
+
+def test_calibrated_predictions_have_intercept_0_and_slope_1() -> None:
+    rng = np.random.default_rng(5)
+    margin = rng.normal(size=200_000) * 2 - 1
+    y = rng.random(len(margin)) < expit(margin)
+    stats, offsets = torch.tensor(np.stack([margin, y], 1)), torch.tensor([0, len(y)])
+    assert float(calibration.intercept(stats, offsets)) == pytest.approx(0, abs=0.02)
+    assert float(calibration.slope(stats, offsets)) == pytest.approx(1, abs=0.02)
+    stretched = stats * torch.tensor([3.0, 1.0])
+    assert float(calibration.slope(stretched, offsets)) == pytest.approx(1 / 3, abs=0.01)
+
+
+@cases("margins", [[1.0, 2, 3, 4], [4.0, 3, 2, 1], [1.0, 1, 1, 1], [1.0, 2, 2, 3]])
+def test_there_is_no_slope_where_a_margin_separates_the_classes(margins: list[float]) -> None:
+    stats = torch.tensor([margins, [0.0, 0, 1, 1]]).T
+    offsets = torch.tensor([0, 4])
+    assert calibration.slope(stats, offsets).isnan()
+    assert calibration.intercept(stats, offsets).isfinite()

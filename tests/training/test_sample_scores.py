@@ -11,6 +11,7 @@ from commonweal.task.scores import SCORES, Score, find_score
 
 VARIANCE = 2.5
 SIZES = [40, 1, 0, 2, 7, 3, 25, 5]
+AT_NUMBERS = ("net-benefit@0.3", "sensitivity@0.8")
 OFFSETS = torch.tensor([0, *np.cumsum(SIZES).tolist()])
 
 
@@ -18,14 +19,14 @@ def outputs_and_labels(name: str, seed: int) -> tuple[Tensor, Tensor]:
     """Outputs with ties, and labels that they tell something about."""
     rng = np.random.default_rng(seed)
     n = sum(SIZES)
-    losses = SCORES[name].losses
+    losses = find_score(name).losses
     if "cox" in losses:
         label = np.stack([rng.integers(1, 9, n), rng.random(n) < 0.6], 1)
         return torch.tensor(rng.integers(0, 6, (n, 1)).astype(float)), torch.tensor(label * 1.0)
     if "squared" in losses:
         values = torch.tensor(rng.normal(size=n))
         return (values + torch.tensor(rng.standard_t(3, n)))[:, None], values
-    classes = 2 if name in ("auroc", "auprc") else 6
+    classes = 2 if name in ("auroc", "auprc") or name in AT_NUMBERS else 6
     y = rng.integers(0, classes, n)
     logits = np.round(rng.normal(size=(n, classes)) + 1.5 * (y[:, None] == range(classes)), 1)
     return torch.tensor(logits), torch.tensor(y)
@@ -36,7 +37,7 @@ def scored(name: str, seed: int) -> tuple[Tensor, Score]:
     return score.row_stats(*outputs_and_labels(name, seed)), score
 
 
-@cases("name", sorted(SCORES))
+@cases("name", [*sorted(SCORES), *AT_NUMBERS])
 @cases("seed", [0, 1, 2])
 def test_the_mean_over_samples_is_the_score(name: str, seed: int) -> None:
     stats, score = scored(name, seed)
@@ -84,7 +85,20 @@ def test_the_f1_of_two_classes_is_that_of_the_second() -> None:
         assert float(without[i]) == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-@cases("name", ["auroc", "auprc", "f1", "balanced-accuracy", "r2", "rmse", "concordance"])
+@cases(
+    "name",
+    [
+        "auroc",
+        "auprc",
+        "f1",
+        "balanced-accuracy",
+        "r2",
+        "rmse",
+        "concordance",
+        "brier",
+        *AT_NUMBERS,
+    ],
+)
 def test_the_spread_of_samples_is_that_of_the_score_of_new_ones(name: str) -> None:
     """The error that the pseudo-values imply, and the deviation of the score over new samples."""
     rng = np.random.default_rng(0)

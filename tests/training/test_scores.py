@@ -8,7 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import r2_score, roc_auc_score, top_k_accuracy_score
+from sklearn.metrics import (
+    brier_score_loss,
+    log_loss,
+    r2_score,
+    roc_auc_score,
+    roc_curve,
+    top_k_accuracy_score,
+)
 from torch import Tensor
 
 from cases import cases
@@ -114,6 +121,82 @@ def test_top_5_against_scikit_learn() -> None:
 
 def test_top_5_of_few_classes_is_always_right() -> None:
     assert score("top-5", torch.randn(7, 4), torch.tensor([0, 1, 2, 3, 0, 1, 2]), [0, 7]) == [1]
+
+
+# Probabilities and decisions
+
+
+@cases("columns", [1, 2, 5])
+def test_brier_and_log_loss_against_scikit_learn(columns: int) -> None:
+    torch.manual_seed(columns)
+    classes, sizes = max(2, columns), [30, 1, 0, 9]
+    outputs, y = torch.randn(40, columns).double() * 2, torch.randint(classes, (40,))
+    logits = torch.cat([torch.zeros(40, 1), outputs], 1) if columns == 1 else outputs
+    p = logits.softmax(1).numpy()
+    offsets = offsets_of(sizes)
+    labels = range(classes)
+    brier, loss = [], []
+    for a, b in pairwise(offsets):
+        if a == b:
+            brier.append(math.nan)
+            loss.append(math.nan)
+            continue
+        own = p[a:b, 1] if classes == 2 else p[a:b]
+        pos = [1] if classes == 2 else [None]
+        if classes == 2:
+            brier.append(brier_score_loss(y[a:b].numpy(), own, pos_label=pos[0]))
+        else:
+            brier.append(brier_score_loss(y[a:b].numpy(), own, labels=labels))
+        loss.append(log_loss(y[a:b].numpy(), p[a:b], labels=labels))
+    same(score("brier", outputs, y, offsets), brier)
+    same(score("log-loss", outputs, y, offsets), loss)
+
+
+@quick
+@given(st.integers(1, 2), st.floats(0.02, 0.98), st.integers(0, 99))
+def test_net_benefit_is_its_definition(columns: int, at: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    outputs, y = torch.tensor(rng.normal(size=(40, columns))), rng.integers(0, 2, 40)
+    margin = outputs[:, 0] if columns == 1 else outputs[:, 1] - outputs[:, 0]
+    want = []
+    for part in (slice(0, 25), slice(25, 40)):
+        own = y[part]
+        treated = margin.sigmoid().numpy()[part] >= at
+        benefit = (treated & (own == 1)).sum() - at / (1 - at) * (treated & (own == 0)).sum()
+        want.append(float(benefit) / len(own))
+    same(score(f"net-benefit@{at}", outputs, torch.tensor(y), [0, 25, 40]), want)
+
+
+@quick
+@given(st.sampled_from([0.5, 0.8, 0.9, 0.95]), st.integers(0, 1), st.integers(0, 99))
+def test_sensitivity_is_that_of_the_roc_curve(at: float, digits: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    margin = np.round(rng.normal(size=64), digits)  # with ties
+    y = rng.integers(0, 2, 64)
+    want = []
+    for a, b in ((0, 20), (20, 24), (24, 64)):
+        own = y[a:b]
+        if 0 < own.sum() < len(own):
+            false, true, _ = roc_curve(own, margin[a:b], drop_intermediate=False)
+            want.append(float(true[false <= 1 - at + 1e-9].max()))
+        else:
+            want.append(math.nan)
+    found = score(
+        f"sensitivity@{at}", torch.tensor(margin)[:, None], torch.tensor(y), [0, 20, 24, 64]
+    )
+    same(found, want)
+
+
+@cases("name", ["net-benefit", "net-benefit@", "sensitivity@1", "net-benefit@often", "brier@0.5"])
+def test_a_score_at_a_number_needs_one_between_0_and_1(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        check_score(name, "binary")
+
+
+@cases("name", ["auroc", "auprc", "calibration-slope", "net-benefit@0.5", "sensitivity@0.5"])
+def test_scores_of_two_classes_refuse_more(name: str) -> None:
+    with pytest.raises(ConfigError, match="3"):
+        score(name, torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]), [0, 4])
 
 
 # AUROC

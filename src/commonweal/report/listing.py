@@ -9,7 +9,7 @@ from commonweal.config.catalog import KINDS, Entry
 
 ROOT = Path(__file__).parents[1]
 LISTS = (*KINDS, "scores", "metrics")
-TABLES = ("SCORES", "DIAGNOSTICS")  # of commonweal.task.scores
+TABLES = ("SCORES", "AT", "DIAGNOSTICS")  # of commonweal.task.scores
 FAMILIES = ("mixture", "online", "direction", "reweighting", "combinator")  # as in docs/rules.md
 
 

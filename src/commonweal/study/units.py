@@ -81,6 +81,8 @@ def unit(score: str) -> str:
 
 SCORE_NAMES = {
     "auroc": "AUROC",
+    "brier": "Brier score",
+    "log-loss": "log loss",
     "f1": "F1",
     "mae": "MAE",
     "r2": "R²",

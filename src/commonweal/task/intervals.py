@@ -8,7 +8,13 @@
     balanced-accuracy    Wilson's intervals of the classes' recalls, combined by squares (MOVER)
     f1                   Wilson's interval of F / (2 - F) = TP / (TP + FP + FN), transformed; the
                          mean over classes: their intervals combined by squares
-    mae, rmse, r2-pooled Student's interval of the logarithm of the mean absolute or squared error
+    mae, rmse, r2-pooled, brier, log-loss
+                         Student's interval of the logarithm of the mean
+    net-benefit          Wilson's intervals of true and false positives, combined by squares
+    sensitivity          Wilson's interval, combined by squares with what the bounds of the
+                         specificity give
+    calibration-intercept, calibration-slope
+                         the likelihood's, by the curvature at the estimate
 
 They hold for one model and new rows of the same client, not for another training.
 """
@@ -22,7 +28,13 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
-from commonweal.task.scores import classes_by_client, mean_by_client
+from commonweal.task.calibration import Line, line_fit, offset_fit
+from commonweal.task.scores import (
+    classes_by_client,
+    mean_by_client,
+    sensitivity_at,
+    specificity_of,
+)
 
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
@@ -47,10 +59,11 @@ def interval(
 
     stats: (N, s), as the score's `row_stats` gives them; variance: of all labels, for pooled R^2
     """
-    if name not in FORMULAS or (name == "r2-pooled" and variance is None):
+    formula = FORMULAS.get(name.partition("@")[0])
+    if formula is None or (name == "r2-pooled" and variance is None):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high, support, unit = FORMULAS[name](stats, offsets, values.double().numpy())
+        low, high, support, unit = formula(stats, offsets, values.double().numpy())
     if name == "r2-pooled" and variance is not None:
         low, high = 1 - high / variance, 1 - low / variance
     undefined = values.isnan().numpy()
@@ -59,7 +72,7 @@ def interval(
     return Interval(low, high, support, unit)
 
 
-def _wilson(share: Floats, rows: Floats) -> tuple[Floats, Floats]:
+def wilson(share: Floats, rows: Floats) -> tuple[Floats, Floats]:
     n = np.maximum(rows, 1e-12)
     scale = 1 + Z * Z / n
     middle = (share + Z * Z / (2 * n)) / scale
@@ -103,7 +116,7 @@ def _total(values: Tensor, offsets: Tensor) -> Floats:
 
 def _share(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     rows = _sizes(offsets)
-    return *_wilson(values, rows), rows, "rows"
+    return *wilson(values, rows), rows, "rows"
 
 
 def _auroc(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
@@ -135,7 +148,7 @@ def _rarest(true: Floats) -> Floats:
 
 def _combined(shares: Floats, rows: Floats, curve: Callable[..., Floats]) -> tuple[Floats, Floats]:
     """The interval of a mean over classes of curve(share), from those of the shares."""
-    low, high = _wilson(shares, rows)
+    low, high = wilson(shares, rows)
     middle = curve(shares)
     present = rows > 0
     count = present.sum(1)
@@ -184,6 +197,48 @@ def _rmse(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     return np.sqrt(low), np.sqrt(high), _sizes(offsets), "rows"
 
 
+def _net_benefit(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
+    rows = _sizes(offsets)
+    true, false = (_total(stats[:, k], offsets) / rows for k in (1, 2))
+    odds = float(stats[0, 3]) if len(stats) else 1.0
+    true_low, true_high = wilson(true, rows)
+    false_low, false_high = wilson(false, rows)
+    # The correlation of the shares: a row is not both.
+    both = -np.nan_to_num(np.sqrt(true * false / ((1 - true) * (1 - false))))
+
+    def half(own: Floats, other: Floats) -> Floats:
+        other = odds * other
+        return np.sqrt(np.maximum(own**2 + other**2 - 2 * both * own * other, 0))
+
+    low = values - half(true - true_low, false_high - false)
+    return low, values + half(true_high - true, false - false_low), rows, "rows"
+
+
+def _sensitivity(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
+    positive = _total(stats[:, 1], offsets)
+    negative = _sizes(offsets) - positive
+    specific_low, specific_high = wilson(np.asarray(specificity_of(stats, offsets)), negative)
+    at_low, at_high = (
+        np.asarray(sensitivity_at(stats, offsets, torch.from_numpy(bound)))
+        for bound in (specific_low, specific_high)
+    )
+    low, high = wilson(values, positive)
+    low = values - np.hypot(values - low, values - at_high)
+    high = values + np.hypot(high - values, at_low - values)
+    few = np.minimum(positive, negative)
+    return np.maximum(low, 0), np.minimum(high, 1), few, "positives"
+
+
+def _line(fit: Callable[[Tensor, Tensor], Line]) -> Formula:
+    def formula(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
+        positive = _total(stats[:, 1], offsets)
+        few = np.minimum(positive, _sizes(offsets) - positive)
+        half = Z * np.asarray(fit(stats, offsets).errors)
+        return values - half, values + half, few, "positives"
+
+    return formula
+
+
 FORMULAS: dict[str, Formula] = {
     "accuracy": _share,
     "top-5": _share,
@@ -194,5 +249,11 @@ FORMULAS: dict[str, Formula] = {
     "f1": _f1,
     "mae": _error,
     "rmse": _rmse,
+    "brier": _error,
+    "log-loss": _error,
+    "net-benefit": _net_benefit,
+    "sensitivity": _sensitivity,
+    "calibration-intercept": _line(offset_fit),
+    "calibration-slope": _line(line_fit),
     "r2-pooled": _error,  # of the squared error: see `interval`
 }

@@ -11,6 +11,9 @@ scores without a sample are closed forms of counts, sums and ranks:
     balanced-accuracy, f1                   counts by class
     r2, rmse, token-accuracy, likelihood    sums
     concordance                             the comparable pairs of each sample
+
+The sensitivity at a specificity is a quantile, of which the jackknife says little: its samples have
+influence values, with the ROC curve's slope between the bounds of the specificity.
 """
 
 from collections.abc import Callable
@@ -19,9 +22,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from commonweal.task.scores import classes_by_client, sum_by_client, ties
+from commonweal.task.intervals import wilson
+from commonweal.task.scores import (
+    classes_by_client,
+    cut_at,
+    sensitivity_at,
+    specificity_of,
+    sum_by_client,
+    ties,
+)
 from commonweal.task.survival import comparable_pairs
 
+MEANS = ("accuracy", "top-5", "mae", "brier", "log-loss", "net-benefit")
 ANCHOR = 0.5  # of samples without which a score is undefined; differences do not depend on it
 
 # statistics (N, s), offsets (K + 1,) -> the score without each sample (N,), NaN: undefined
@@ -42,10 +54,12 @@ def sample_scores(
     """
     if name == "r2-pooled" and variance is not None:
         scores = 1 - stats[:, 0] / variance
-    elif name in ("accuracy", "top-5", "mae"):
+    elif name.partition("@")[0] in MEANS:
         scores = stats[:, 0]
     elif name == "neg-mae":
         scores = -stats[:, 0]
+    elif name.startswith("sensitivity@"):
+        scores = _sensitivity(stats, offsets, values)
     elif name in WITHOUT:
         return pseudo_values(values, WITHOUT[name](stats, offsets), offsets)
     else:
@@ -83,6 +97,23 @@ def _spread(values: Tensor, offsets: Tensor) -> Tensor:
 def _without_sum(terms: Tensor, offsets: Tensor) -> Tensor:
     """The sum over a client's other samples (N,)."""
     return _spread(sum_by_client(terms, offsets), offsets) - terms
+
+
+def _sensitivity(stats: Tensor, offsets: Tensor, values: Tensor) -> Tensor:
+    """Influence values: a positive sample is found or not, a negative one moves the cut."""
+    margin, y = stats[:, 0], stats[:, 1]
+    specificity = specificity_of(stats, offsets)
+    positives = sum_by_client(y, offsets)
+    negatives = offsets.diff() - positives
+    low, high = map(torch.from_numpy, wilson(specificity.numpy(), negatives.numpy()))
+    fall = sensitivity_at(stats, offsets, low) - sensitivity_at(stats, offsets, high)
+    slope = fall / (high - low)
+    above = (margin > _spread(cut_at(stats, offsets, specificity), offsets)).double()
+    false = sum_by_client(above * (1 - y), offsets) / negatives
+    score, n = _spread(values, offsets), _spread(offsets.diff(), offsets)
+    hit = (above - score) * n / _spread(positives, offsets)
+    moved = (_spread(false, offsets) - above) * _spread(slope, offsets)
+    return score + torch.where(y > 0, hit, moved * n / _spread(negatives, offsets))
 
 
 # The score without each sample

@@ -4,6 +4,7 @@ A score is a pair of functions, so that all clients are evaluated in one pass ov
 is better, but for errors (`lower_is_better`).
 """
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
@@ -59,7 +60,33 @@ def _top5(outputs: Tensor, y: Tensor) -> Tensor:
     return (best == y[:, None]).any(-1).double()[:, None]
 
 
+def _log_probabilities(outputs: Tensor) -> Tensor:
+    """Of the classes, (N, classes). One output is the logit of class 1."""
+    outputs = outputs.double()
+    if outputs.shape[-1] == 1:
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], -1)
+    return outputs.log_softmax(-1)
+
+
+def _brier(outputs: Tensor, y: Tensor) -> Tensor:
+    """The squared error of the probabilities: of class 1 where there are two, else their sum."""
+    probabilities = _log_probabilities(outputs).exp()
+    classes = probabilities.shape[-1]
+    errors = probabilities - (torch.arange(classes) == y[:, None]).double()
+    return errors.square().sum(-1, keepdim=True) / (2 if classes == 2 else 1)
+
+
+def _log_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    return -_log_probabilities(outputs).gather(-1, y.long()[:, None])
+
+
 def _margins(outputs: Tensor, y: Tensor) -> Tensor:
+    """The log odds of class 1 and the class of each row, (N, 2)."""
+    if outputs.shape[-1] > 2:
+        raise ConfigError(
+            f"a score of two classes cannot be computed of a model with {outputs.shape[-1]}: "
+            "choose log-loss, brier or balanced-accuracy"
+        )
     margin = outputs[:, 0]
     if outputs.shape[-1] == 2:
         margin = outputs[:, 1] - outputs[:, 0]
@@ -100,6 +127,56 @@ def ties(margin: Tensor, client: Tensor) -> Ties:
     following = torch.cat([first[1:], torch.tensor([n])])[: len(first)]
     tie = starts.cumsum(0) - 1
     return Ties(first[tie], following[tie] - 1)
+
+
+def _net_benefits(outputs: Tensor, y: Tensor, at: float) -> Tensor:
+    """Each row's benefit, whether it is a true or a false positive, and the cost of one, (N, 4)."""
+    margin, label = _margins(outputs, y).unbind(1)
+    odds = at / (1 - at)
+    treated = (margin >= math.log(odds)).double()
+    true, false = treated * label, treated * (1 - label)
+    return torch.stack([true - odds * false, true, false, torch.full_like(true, odds)], 1)
+
+
+def _margins_at(outputs: Tensor, y: Tensor, at: float) -> Tensor:
+    """Margins, classes and the specificity that is asked for, (N, 3)."""
+    margins = _margins(outputs, y)
+    return torch.cat([margins, torch.full_like(margins[:, :1], at)], 1)
+
+
+def cut_at(stats: Tensor, offsets: Tensor, specificity: Tensor) -> Tensor:
+    """The margins (K,) above which at most 1 - specificity (K,) of a client's negatives are."""
+    margin, y = stats[:, 0], stats[:, 1]
+    sizes = offsets.diff()
+    client = torch.repeat_interleave(torch.arange(len(sizes)), sizes)[y == 0]
+    order = torch.argsort(margin[y == 0], stable=True)
+    order = order[torch.argsort(client[order], stable=True)]
+    negatives = torch.bincount(client, minlength=len(sizes))
+    allowed = ((1 - specificity) * negatives + 1e-9).floor().long()
+    position = negatives.cumsum(0) - 1 - allowed
+    cut = margin.new_full((len(sizes),), -torch.inf)
+    within = allowed < negatives
+    cut[within] = margin[y == 0][order][position[within]]
+    return cut
+
+
+def sensitivity_at(stats: Tensor, offsets: Tensor, specificity: Tensor) -> Tensor:
+    """The share of a client's positives above the cut of a specificity (K,); NaN: one class."""
+    margin, y = stats[:, 0], stats[:, 1]
+    cut = torch.repeat_interleave(cut_at(stats, offsets, specificity), offsets.diff())
+    positives = sum_by_client(y, offsets)
+    share = sum_by_client(y * (margin > cut), offsets) / positives
+    is_undefined = (positives == offsets.diff()) | (sum_by_client(margin.isnan(), offsets) > 0)
+    return share.masked_fill(is_undefined, torch.nan)
+
+
+def specificity_of(stats: Tensor, offsets: Tensor) -> Tensor:
+    """The specificity (K,) that the rows' statistics ask for."""
+    return stats[:, 2].max().expand(len(offsets) - 1) if len(stats) else offsets[1:].double()
+
+
+def _sensitivity(stats: Tensor, offsets: Tensor) -> Tensor:
+    return sensitivity_at(stats, offsets, specificity_of(stats, offsets))
 
 
 def _errors(outputs: Tensor, y: Tensor) -> Tensor:
@@ -252,6 +329,7 @@ DEFAULTS = dict.fromkeys(REGRESSION, "r2-pooled") | {
 
 _VALUE = partial(Score, losses=REGRESSION, in_per_cent=False)
 _ERROR = partial(_VALUE, lower_is_better=True)
+_OF_CLASSES = partial(Score, losses=CLASSIFICATION, in_per_cent=False)
 
 SCORES = {
     "accuracy": Score(_correct, _mean, "share of rows whose class is right", CLASSIFICATION),
@@ -282,6 +360,18 @@ SCORES = {
         "F1 of class 1, or the mean over classes where there are more",
         CLASSIFICATION,
     ),
+    "brier": _OF_CLASSES(
+        _brier,
+        _mean,
+        "Brier score: mean squared error of the probabilities; lower is better",
+        lower_is_better=True,
+    ),
+    "log-loss": _OF_CLASSES(
+        _log_loss,
+        _mean,
+        "mean of minus the logarithm of the right class' probability; lower is better",
+        lower_is_better=True,
+    ),
     "r2": _VALUE(_errors, _r2, "R^2: 1 - squared error / variance of the client's own rows"),
     "r2-pooled": _VALUE(
         _errors,
@@ -310,11 +400,37 @@ SCORES = {
     ),
 }
 
-# Lower is better; not allowed as a run's main score.
+# Scores with a number in their name, as in net-benefit@0.2.
+AT = {
+    "net-benefit": _OF_CLASSES(
+        partial(_net_benefits, at=math.nan),
+        _mean,
+        "share of true positives minus that of false ones times the odds of the threshold: "
+        "net-benefit@0.2 treats from a probability of 0.2 on",
+    ),
+    "sensitivity": Score(
+        partial(_margins_at, at=math.nan),
+        _sensitivity,
+        "share of positive rows that are found at a specificity: sensitivity@0.9",
+        CLASSIFICATION,
+    ),
+}
+
+# Not allowed as a run's main score.
 _GAP = partial(Score, calibration.row_stats, losses=CLASSIFICATION, lower_is_better=True)
 DIAGNOSTICS = {
     "ece": _GAP(calibration.ece, "expected calibration error, 20 bins"),
     "mce": _GAP(calibration.mce, "maximum calibration error, 20 bins"),
+    "calibration-intercept": _OF_CLASSES(
+        _margins,
+        calibration.intercept,
+        "log odds by which predictions are too low on average (0: right); needs both classes",
+    ),
+    "calibration-slope": _OF_CLASSES(
+        _margins,
+        calibration.slope,
+        "slope of labels on predicted log odds (1: right, below: too extreme); needs both classes",
+    ),
 }
 
 
@@ -335,11 +451,25 @@ def find_score(name: str, variance: float | None = None) -> Score:
     direction, _, key = name.partition(":")
     if key and direction in REPORTED:
         return REPORTED[direction]
+    base, _, at = name.partition("@")
+    if base in AT:
+        return _score_at(name, base, at)
     if name not in known:
-        raise ConfigError(f"no score is called {name!r}: {did_you_mean(name, SCORES)}")
+        raise ConfigError(f"no score is called {name!r}: {did_you_mean(name, SCORES | AT)}")
     if name == "r2-pooled" and variance is not None:
         return known[name]._replace(reduce=partial(_r2_pooled, variance=variance))
     return known[name]
+
+
+def _score_at(name: str, base: str, at: str) -> Score:
+    """The score of a threshold or of a specificity."""
+    try:
+        value = float(at)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise ConfigError(f"score = {name!r}: give a number between 0 and 1, as in {base}@0.9")
+    return AT[base]._replace(row_stats=partial(AT[base].row_stats, at=value))
 
 
 def check_score(name: str, loss: str) -> None:
@@ -356,7 +486,7 @@ def check_labels(names: Iterable[str], y: Tensor) -> None:
     if not y.is_floating_point() or bool((y == y.round()).all()):
         return
     for name in names:
-        if name in SCORES | DIAGNOSTICS and "cross-entropy" in find_score(name).losses:
+        if ":" not in name and "cross-entropy" in find_score(name).losses:
             value = float(y[y != y.round()][0])
             raise ConfigError(
                 f"score = {name!r} compares classes, but a label is {value:g}: choose mae, rmse or "
@@ -367,14 +497,16 @@ def check_labels(names: Iterable[str], y: Tensor) -> None:
 def undefined(name: str, y: Tensor, offsets: Tensor) -> list[int]:
     """The clients with rows whose score is undefined.
 
-    AUROC needs both classes, average precision and the F1 of two classes a positive row, R^2
-    against a client's own variance two values.
+    AUROC and sensitivity need both classes, average precision and the F1 of two classes a positive
+    row, R^2 against a client's own variance two values.
     """
     if name == "concordance":
         return _without_pairs(y, offsets)
     binary = len(y) > 0 and int(y.max()) <= 1
     needs_positive = name == "auprc" or (name == "f1" and binary)
-    if len(y) == 0 or not (needs_positive or name in ("auroc", "r2")):
+    if len(y) == 0 or not (
+        needs_positive or name.partition("@")[0] in ("auroc", "r2", "sensitivity")
+    ):
         return []
     sizes = offsets.diff()
     if needs_positive:

@@ -648,15 +648,15 @@ def test_tables_keep_every_digit(tmp_path: Path) -> None:
 
 def test_a_table_holds_further_scores_and_those_of_own_models(tmp_path: Path) -> None:
     shared = evaluation([0.5, 0.75], [1.0, 2.0])
-    scores = shared.scores | {"top-5": torch.tensor([1.0, 0.875]).double()}
+    scores = shared.scores | {"sensitivity@0.8": torch.tensor([1.0, 0.875]).double()}
     own = evaluation([0.625, 1.0], [0.5, 0.25])
     write_table(tmp_path, ("a", "b"), replace(shared, scores=scores, personal=own))
     header = table_of(tmp_path).csv().decode().splitlines()[0]
-    assert header == "client,rows,score,loss,top-5,personal_score,personal_loss"
+    assert header == "client,rows,score,loss,sensitivity@0.8,personal_score,personal_loss"
     read = table_of(tmp_path).evaluation
     assert {name: value.tolist() for name, value in read.scores.items()} == {
         "accuracy": [0.5, 0.75],
-        "top-5": [1.0, 0.875],
+        "sensitivity@0.8": [1.0, 0.875],
     }
     assert read.losses.tolist() == [1.0, 2.0] and read.sizes.tolist() == [10, 10]
     assert read.personal is not None

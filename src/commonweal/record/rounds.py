@@ -312,7 +312,7 @@ class StoredRound(RoundRecord):
 
 def _key(column: str, columns: Columns) -> str:
     """The column with the numbers of the clients whose values a column holds."""
-    part, dot, _ = column.rpartition(".")
+    part, dot, _ = column.partition(".")
     if dot:
         return f"{part}.client"
     if column in ("mixed", "mixture"):

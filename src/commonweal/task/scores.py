@@ -469,7 +469,9 @@ def _score_at(name: str, base: str, at: str) -> Score:
         value = math.nan
     if not 0 < value < 1:
         raise ConfigError(f"score = {name!r}: give a number between 0 and 1, as in {base}@0.9")
-    return AT[base]._replace(row_stats=partial(AT[base].row_stats, at=value))
+    score = AT[base]
+    assert isinstance(score.row_stats, partial)
+    return score._replace(row_stats=partial(score.row_stats.func, at=value))
 
 
 def check_score(name: str, loss: str) -> None:

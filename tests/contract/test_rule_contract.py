@@ -380,6 +380,7 @@ BROKEN: list[tuple[str, Rule, str]] = [
     ("late joiners", FixedPopulation(), "sum to 0.75"),
     ("needs", Weighing(lambda r: normalized(r.norms)), "it uses more"),
     ("needs", Weighing(lambda r: normalized(scores_of(r).double())), "depend on more"),
+    ("needs", Weighing(lambda r: normalized(r.losses.clamp(min=0) + 1e-9)), "below 0 as equal"),
     ("setting", TwoBeginnings(), "Setting.of"),
     ("distribution", NotNormalized(), "its distribution"),
     ("regret", ShortResponse(), "its response"),

@@ -13,6 +13,7 @@ from commonweal.base.tensors import flatten
 from commonweal.config import catalog
 from commonweal.data.population import Setting
 from commonweal.rules import Reports, Rule
+from commonweal.rules.rule import decide
 from rule_helpers import build, reports, weigh
 
 NAMES = list(catalog.entries("rules"))
@@ -22,6 +23,8 @@ NUMBERS = st.builds(lambda sign, size: sign * size, SIGNS, SIZES)
 POWERS = st.floats(-37, 37)  # as far as float32 goes
 EXTREMES = st.builds(lambda sign, power: sign * 10**power, SIGNS, POWERS)
 OF_LOSSES = [name for name in NAMES if "update" not in build(name).needs]
+RATIO_RULES = [name for name in NAMES if "nonnegative_loss" in build(name).needs]
+WITHOUT = [name for name in NAMES if "loss" not in build(name).needs]
 
 
 @st.composite
@@ -54,6 +57,24 @@ def one_round(draw: st.DrawFn, size: int, width: int, losses: st.SearchStrategy[
 def start(rule: Rule) -> dict[str, object]:
     counts = torch.eye(6, dtype=torch.int64)
     return rule.init(Setting(6, groups=tuple("aabbcc"), label_counts=counts))
+
+
+@pytest.mark.parametrize("name", sorted({*RATIO_RULES, *OF_LOSSES} - {"feddg-ga", *WITHOUT}))
+def test_negative_losses_count_as_such_or_are_refused(name: str) -> None:
+    """No rule of losses alone takes those below 0 for equal ones."""
+    rule = build(name)
+    torch.manual_seed(0)
+    updates = torch.randn(6, 5)
+    decisions = []
+    for losses in ([-6.0, -5, -4, -3, -2, -1], [-3.5] * 6):
+        given = reports(losses, updates=updates, after=[-9.0, -5.1, -4.2, -3, -2.5, -1])
+        state = rule.init(6)
+        if "nonnegative_loss" in rule.needs:
+            with pytest.raises(DataError, match=rf"{type(rule).__name__}: 6 of 6 losses are below"):
+                decide(rule, given, state)
+            return
+        decisions.append(decide(rule, given, state).weights)
+    assert not torch.allclose(decisions[0], decisions[1])
 
 
 @pytest.mark.parametrize("name", NAMES)

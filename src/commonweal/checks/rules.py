@@ -287,6 +287,19 @@ def _needs(trial: Trial) -> Problems:
         return
     if not torch.equal(decision.weights, trial.rule(reports, trial.later).weights):
         yield "its weights depend on more than its `needs`"
+    if isinstance(trial.rule, Combinator) or "nonnegative_loss" in needs:
+        return
+    if uses_losses(trial, 0.0) and not uses_losses(trial, 2 * float(reports.losses.max())):
+        yield 'it treats losses below 0 as equal: add "nonnegative_loss" to its `needs`'
+
+
+def uses_losses(trial: Trial, lower: float) -> bool:
+    """Return whether it matters which client has which loss, where all are lower by so much."""
+    reports = trial.reports(absent=1)
+    given = replace(reports, losses=reports.losses - lower)
+    equal = replace(given, losses=torch.full_like(given.losses, float(given.losses.mean())))
+    weights = trial.rule(given, trial.later).weights
+    return not torch.allclose(weights, trial.rule(equal, trial.later).weights, rtol=1e-9)
 
 
 def needed_only(reports: Reports, rule: Rule) -> Reports:

@@ -21,7 +21,7 @@ from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import CDF, Scale, check_range, response
 from commonweal.rules.private_forms import PrivateAAggFFD
-from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
+from commonweal.rules.rule import RATIOS, Decision, Grid, Kind, Reports, Rule
 from commonweal.rules.sparse_table import empty_table, lookup, put_numbers
 
 
@@ -53,6 +53,7 @@ class AAggFFD(Rule):
     )
     grid = Grid(cdf=("weibull", "frechet", "gumbel", "exponential", "logistic", "normal"))
 
+    needs = RATIOS
     logarithmic = True
 
     def __post_init__(self) -> None:

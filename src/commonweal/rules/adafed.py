@@ -24,7 +24,17 @@ from torch import Tensor
 from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules.rule import Decision, Descent, Grid, Kind, Need, Reports, Rule, required
+from commonweal.rules.rule import (
+    RATIOS,
+    Decision,
+    Descent,
+    Grid,
+    Kind,
+    Need,
+    Reports,
+    Rule,
+    required,
+)
 from commonweal.rules.simplex import quadratic, solve
 
 STATIONARY = 1e-8  # squared length of the shortest mean of unit updates that counts as 0
@@ -77,9 +87,8 @@ class AdaFed(Rule):
 
     @property
     def needs(self) -> frozenset[Need]:
-        if self.loss == "after":
-            return super().needs | {"update", "loss_after"}
-        return super().needs | {"update"}
+        needs: frozenset[Need] = RATIOS | {"update"}
+        return needs | {"loss_after"} if self.loss == "after" else needs
 
     def __call__(self, reports: Reports, state: State) -> Decision:
         # A client at its optimum, or one that did not train, has nothing to gain: the others can

@@ -18,7 +18,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import on_cohort, relative
-from commonweal.rules.rule import Decision, Grid, Kind, Reports, Rule
+from commonweal.rules.rule import RATIOS, Decision, Grid, Kind, Need, Reports, Rule
 from commonweal.rules.simplex import project, project_ball, project_hull, project_inside
 from commonweal.rules.slots import extend, extend_mixture, over_all
 
@@ -65,6 +65,10 @@ class AFL(Rule):
 
     kind = Kind("online", "f", "projected gradient ascent")
     grid = Grid(lr=(0.01, 0.05, 0.1, 0.5, 1.0))
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return RATIOS if self.absent == "last" else super().needs
 
     def __post_init__(self) -> None:
         prior = self.concentration

@@ -15,7 +15,7 @@ from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import CDF, Scale, check_range, response
-from commonweal.rules.rule import Decision, Kind, Reports, Rule
+from commonweal.rules.rule import RATIOS, Decision, Kind, Reports, Rule
 from commonweal.rules.sparse_table import empty_table, lookup, put_numbers
 
 
@@ -38,6 +38,7 @@ class EG(Rule):
     scale: Scale = 1.0
 
     kind = Kind("online", "CDF(f / mean f)", "one entropic step from the last decision")
+    needs = RATIOS
 
     def __post_init__(self) -> None:
         check_range("eg", 0.0, 1.0, self.scale)

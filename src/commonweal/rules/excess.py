@@ -14,7 +14,7 @@ from torch import Tensor
 
 from commonweal.base.tensors import State
 from commonweal.rules._local_losses import LocalLosses
-from commonweal.rules.rule import Combinator, Decision, Kind, Reports
+from commonweal.rules.rule import Combinator, Decision, Kind, Need, Reports
 
 LEAST = 1e-6  # keeps every excess above 0, as losses are
 
@@ -36,6 +36,12 @@ class Excess(LocalLosses, Combinator):
     kind = Kind(
         "combinator", "the rule's own, of the loss above the local model's", "the rule's own"
     )
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        if self.alone or self.path is not None:
+            return super().needs - {"nonnegative_loss"}  # the excess is above 0 in any case
+        return super().needs | {"nonnegative_loss"}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
         after = reports.losses_after

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from commonweal.base.arguments import check_bounds
 from commonweal.rules._lengths import as_long_as_the_mean
-from commonweal.rules.rule import Kind, Reports, Stateless
+from commonweal.rules.rule import RATIOS, Kind, Reports, Stateless
 from commonweal.rules.simplex import quadratic
 
 
@@ -36,7 +36,7 @@ class FedMDFG(Stateless):
     kind = Kind(
         "direction", "angle of f to equal losses", "minimum norm in the convex hull of updates"
     )
-    needs = frozenset({"size", "loss", "update"})
+    needs = RATIOS | {"update"}
     mixing = False
 
     def __post_init__(self) -> None:

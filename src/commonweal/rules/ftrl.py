@@ -25,7 +25,7 @@ from torch import Tensor
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules import online
-from commonweal.rules.rule import Decision, Kind, Reports, Rule
+from commonweal.rules.rule import RATIOS, Decision, Kind, Reports, Rule
 from commonweal.rules.simplex import minimize
 from commonweal.rules.slots import extend, extend_mixture, over_all
 
@@ -53,6 +53,7 @@ class FTRL(Rule):
     scale: online.Scale = 1.0
 
     kind = Kind("online", "CDF(f / mean f) / K", "follow the regularised leader")
+    needs = RATIOS
     logarithmic = True
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from commonweal.base.arguments import check_bounds
 from commonweal.rules.online import mixture, relative
-from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless
+from commonweal.rules.rule import RATIOS, Grid, Kind, Need, Prior, Reports, Stateless
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class PropFair(Stateless):
     def __post_init__(self) -> None:
         check_bounds("propfair baseline", self.baseline, above=0)
         check_bounds("propfair margin", self.margin, above=0)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return RATIOS if self.relative else super().needs
 
     def response(self, losses: Tensor) -> Tensor:
         losses = relative(losses) if self.relative else losses

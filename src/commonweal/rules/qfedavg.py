@@ -15,7 +15,17 @@ from commonweal.base.arguments import check_bounds
 from commonweal.base.tensors import State
 from commonweal.data.population import Setting
 from commonweal.rules.online import mixture
-from commonweal.rules.rule import Decision, Grid, Kind, Need, Prior, Reports, Rule, prior_weights
+from commonweal.rules.rule import (
+    RATIOS,
+    Decision,
+    Grid,
+    Kind,
+    Need,
+    Prior,
+    Reports,
+    Rule,
+    prior_weights,
+)
 
 TINY = 1e-10  # from the authors' code: negative powers of a loss of 0 stay finite
 
@@ -52,7 +62,8 @@ class QFedAvg(Rule):
 
     @property
     def needs(self) -> frozenset[Need]:
-        return super().needs | {"update"} if self.scaled else super().needs
+        needs = RATIOS if self.q else super().needs
+        return needs | {"update"} if self.scaled else needs
 
     def init(self, setting: Setting | int) -> State:
         if not self.scaled or self.lipschitz is not None:
@@ -68,7 +79,6 @@ class QFedAvg(Rule):
         return Decision(self._scaled_weights(reports, lipschitz), state)
 
     def response(self, losses: Tensor) -> Tensor:
-        # A loss below 0 counts as 0, whose power is 0.
         return self.q * losses.clamp(min=0).log() if self.q else torch.zeros_like(losses)
 
     def _scaled_weights(self, reports: Reports, lipschitz: float) -> Tensor:

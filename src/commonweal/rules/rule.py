@@ -31,7 +31,7 @@ from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
 from commonweal.rules.private_form import PrivateForm
 
-Need = Literal["size", "loss", "score", "loss_after", "update", "labels"]
+Need = Literal["size", "loss", "nonnegative_loss", "score", "loss_after", "update", "labels"]
 Prior = Literal["sizes", "uniform"]
 Grid = dict[str, tuple[float | str, ...]]  # values of parameters that a publication tried
 
@@ -43,6 +43,8 @@ COLUMNS = {  # of reports, and what one value is called where it must be finite
     "scores": None,
     "updates": "update",
 }
+# Of rules that compare losses by their ratios, which mean nothing below 0.
+RATIOS: frozenset[Need] = frozenset({"size", "loss", "nonnegative_loss"})
 BLOCK = 1 << 14  # columns of the updates that are held in float64 at a time: they fit a cache
 
 
@@ -273,10 +275,14 @@ def decide(rule: "Rule", reports: Reports, state: State) -> Decision:
 
     Raises:
         ConfigError: It is none, as a rule of a user's own may return anything.
+        DataError: Losses are negative, and the rule cannot use them.
         DivergedError: Its weights are not finite.
     """
-    decision = rule(reports, state)
     name = type(rule).__name__
+    negative = negative_losses(rule.needs, reports.losses)
+    if negative:
+        raise DataError(f"rule {name}: {negative}")
+    decision = rule(reports, state)
     if not isinstance(decision, Decision):
         raise ConfigError(f"rule {name} returns {decision!r:.80}: return a Decision")
     problem = unusable(decision.weights, len(reports.ids))
@@ -285,6 +291,21 @@ def decide(rule: "Rule", reports: Reports, state: State) -> Decision:
     if not decision.weights.isfinite().all():
         raise DivergedError(f"rule {name}: weights are not finite: {decision.weights[:9].tolist()}")
     return decision
+
+
+def negative_losses(needs: frozenset[Need], losses: Tensor) -> str:
+    """Describe losses (S,) below 0 that a rule with these needs cannot use; empty: there are none.
+
+    >>> negative_losses(frozenset({"size", "loss"}), torch.tensor([0.5, -1.0]))
+    ''
+    """
+    if "nonnegative_loss" not in needs or not (losses < 0).any():
+        return ""
+    return (
+        f"{int((losses < 0).sum())} of {len(losses)} losses are below 0 (the least is "
+        f"{float(losses.min()):g}), but the rule compares losses by their ratios: choose a rule "
+        "that takes any losses (afl, cvar, gifair, owa or vred), or a loss that is at least 0"
+    )
 
 
 def unusable(weights: object, size: int) -> str | None:
@@ -326,7 +347,11 @@ class Rule:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The values that clients must send. "update": the rule looks at each, not at their sum."""
+        """The values that clients must send.
+
+        "update": the rule looks at each, not at their sum only. "nonnegative_loss": losses are at
+        least 0, or a round raises an error.
+        """
         return frozenset({"size", "loss"})
 
     @property

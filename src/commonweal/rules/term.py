@@ -11,7 +11,7 @@ from torch import Tensor
 
 from commonweal.rules.online import mixture, relative
 from commonweal.rules.private_forms import PrivateTERM
-from commonweal.rules.rule import Grid, Kind, Prior, Reports, Stateless
+from commonweal.rules.rule import RATIOS, Grid, Kind, Need, Prior, Reports, Stateless
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class TERM(Stateless):
 
     kind = Kind("mixture", "t f / mean f", "one entropic step from the prior")
     grid = Grid(t=(0.1, 0.5, 1.0, 2.0, 5.0))
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return RATIOS if self.relative else super().needs
 
     def response(self, losses: Tensor) -> Tensor:
         return self.t * (relative(losses) if self.relative else losses)

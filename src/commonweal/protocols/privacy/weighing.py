@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from commonweal.base.errors import DataError
 from commonweal.base.tensors import Tensors
 from commonweal.protocols.privacy.release import Contribution, contribute
 from commonweal.rules.private_form import PrivateForm
@@ -30,7 +31,15 @@ def weigh(
         memory: (S, ...) of each client.
         message: What the server sent: public numbers of the form, and the clip bound.
         adapts: Whether the clip bound follows a quantile, for which clients send a bit.
+
+    Raises:
+        DataError: A loss is below 0, and the form uses losses.
     """
+    if form.statistics and (losses < 0).any():
+        raise DataError(
+            f"private rounds bound losses between 0 and {form.bound:g}, but a loss is below 0: "
+            'take the rule "fedavg" or "uniform", or a loss that is at least 0'
+        )
     public = {}
     for name, value in message.items():
         if name.startswith(PUBLIC):

@@ -538,7 +538,7 @@ class Federation:
         loss = usual_loss if loss is None else loss
         return cls(
             train=with_labels(_rows(features.train, labels, split.train), loss),
-            test=with_labels(_numbered(_rows(features.test, labels, split.test), split.test), loss),
+            test=with_labels(_rows(features.test, labels, split.test), loss),
             names=split.names,
             outputs=_outputs(labels, loss) if outputs is None else outputs,
             loss=loss,
@@ -584,11 +584,8 @@ def _chosen(names: Sequence[str], clients: Tensor) -> tuple[str, ...]:
 
 
 def _rows(x: Inputs, labels: Tensor, part: GroupedRows) -> Rows:
-    return Rows(x, labels[torch.from_numpy(part.rows)], torch.from_numpy(part.offsets))
-
-
-def _numbered(rows: Rows, part: GroupedRows) -> Rows:
-    return replace(rows, numbers=torch.from_numpy(part.rows))
+    numbers = torch.from_numpy(part.rows)
+    return Rows(x, labels[numbers], torch.from_numpy(part.offsets), numbers=numbers)
 
 
 # Checks

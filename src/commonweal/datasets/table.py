@@ -5,17 +5,18 @@ ids and constants are left out. The preprocessing is saved with the run. An npz 
 `x`, `y` and `client`. A table without a column of clients is a pool that a partition divides.
 """
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from commonweal.base.arguments import check_bounds
-from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.data.federation import Federation
 from commonweal.data.sources.files import read_npz
 from commonweal.data.split import number_clients, some
@@ -34,6 +35,9 @@ from commonweal.data.tables.fit import Options, fit_columns
 from commonweal.data.tables.plain_table import PlainColumn
 from commonweal.data.tables.used_rows import Test, divide_rows
 from commonweal.datasets.pools import Pool, TaskOptions, natural_federation, standardized
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Task = Literal["auto", "classes", "values"]
 CLASSES = 20  # different whole numbers, beyond which labels are values
@@ -89,6 +93,25 @@ def table(
         if order or split or isinstance(test, str):
             raise ConfigError("an npz file has no columns: leave order, split and test = 'last'")
         return _from_npz(file, client, scale, clients, test, seed)
+    roles, fold = _roles(label, client, drop, keep, categories, missing, order, split)
+    opened = open_table(file, roles, separator, encoding)
+    if separator == "auto":
+        separator = separator_in(file, encoding)
+    options = Options(scale, levels, statistics, separator, encoding, public)
+    return load_table(opened, task, options, clients, test, seed, least_rows=least_rows, fold=fold)
+
+
+def _roles(
+    label: str,
+    client: str | None,
+    drop: Names,
+    keep: Names,
+    categories: Names,
+    missing: Names,
+    order: str,
+    split: str,
+) -> tuple[Roles, str]:
+    """The roles of columns, and the fold that is tested."""
     column, _, fold = split.partition("=")
     roles = Roles(
         label=label,
@@ -100,16 +123,48 @@ def table(
         order=order,
         split=column.strip(),
     )
-    opened = open_table(file, roles, separator, encoding)
-    if separator == "auto":
-        separator = separator_in(file, encoding)
-    options = Options(scale, levels, statistics, separator, encoding, public)
-    return load_table(
-        opened, task, options, clients, test, seed, least_rows=least_rows, fold=fold.strip()
-    )
+    return roles, fold.strip()
 
 
 ENTRIES = {"table": table}
+
+
+class FileColumns(NamedTuple):
+    """Columns of a table's file as they are there, and the rows that a federation has of it."""
+
+    rows: np.ndarray  # (n,) their numbers in the file, from 0
+    values: dict[str, "pyarrow.Array"]  # (n,)
+
+
+def file_columns(parameters: Mapping[str, Any], names: Sequence[str]) -> FileColumns:
+    """Read columns of the file of a dataset `table`, in the order of the federation's row numbers.
+
+    parameters: of `table`; names: of the columns, whether or not they are features
+    """
+    import pyarrow
+
+    given = inspect.signature(table).bind(**parameters)
+    given.apply_defaults()
+    file = Path(given.arguments["path"]).expanduser()
+    if file.suffix == ".npz":
+        raise ConfigError(f"{str(file)!r} holds arrays, which have no columns: leave them out")
+    keys = ("label", "client", "drop", "keep", "categories", "missing", "order", "split")
+    roles, fold = _roles(*(given.arguments[key] for key in keys))
+    separator, encoding = given.arguments["separator"], given.arguments["encoding"]
+    opened = open_table(file, roles, separator, encoding)
+    least_rows, test = given.arguments["least_rows"], given.arguments["test"]
+    rows = divide_rows(opened, test, fold, least_rows).rows
+    parts: dict[str, list[pyarrow.Array]] = {name: [] for name in names}
+    for batch in read_batches(file, separator, encoding):
+        for name, values in parts.items():
+            if name not in batch:
+                raise ConfigError(
+                    f"{str(file)!r} has no column {name!r}: {did_you_mean(name, batch)}"
+                )
+            values.append(batch[name])
+    return FileColumns(
+        rows, {name: pyarrow.concat_arrays(values).take(rows) for name, values in parts.items()}
+    )
 
 
 def survey_table(file: Path, separator: str, encoding: str) -> Survey:

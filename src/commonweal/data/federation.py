@@ -150,7 +150,8 @@ class Federation:
             chosen = torch.from_numpy(self.validated).int()
             order = torch.argsort(torch.argsort(chosen, stable=True))
         inputs = joined_inputs([train.inputs, validation.inputs])
-        together = replace(train, inputs=inputs, y=torch.cat([train.y, validation.y]))
+        labels = torch.cat([train.y, validation.y])
+        together = replace(train, inputs=inputs, y=labels, numbers=None)
         return together.take(order, train.offsets + validation.offsets)
 
     def with_loss(self, loss: str) -> "Federation":
@@ -203,7 +204,8 @@ class Federation:
         features = torch.cat([self.train.x, x.to(self.train.x.dtype)])
         labels = torch.cat([self.train.y, y.to(self.train.y.dtype)])
         note = f"every client trains on {len(y)} added rows, which are in its number of rows"
-        train = replace(self.train, inputs=features[chosen], y=labels[chosen], offsets=offsets)
+        parts = {"inputs": features[chosen], "y": labels[chosen], "offsets": offsets}
+        train = replace(self.train, **parts, numbers=None)  # added rows have none
         return replace(self, train=train, notes=(*self.notes, note))
 
     def hold_out(self, share: float, seed: int = 0) -> "Federation":

@@ -204,8 +204,9 @@ class Federation:
         features = torch.cat([self.train.x, x.to(self.train.x.dtype)])
         labels = torch.cat([self.train.y, y.to(self.train.y.dtype)])
         note = f"every client trains on {len(y)} added rows, which are in its number of rows"
-        parts = {"inputs": features[chosen], "y": labels[chosen], "offsets": offsets}
-        train = replace(self.train, **parts, numbers=None)  # added rows have none
+        x, y = features[chosen], labels[chosen]
+        # Added rows have no numbers.
+        train = replace(self.train, inputs=x, y=y, offsets=offsets, numbers=None)
         return replace(self, train=train, notes=(*self.notes, note))
 
     def hold_out(self, share: float, seed: int = 0) -> "Federation":

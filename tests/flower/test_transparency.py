@@ -298,10 +298,12 @@ def test_a_loop_of_ones_own_leaves_a_whole_record(tmp_path: Any) -> None:
 
 def test_a_resumed_run_continues_with_what_a_subclass_made_of_the_model(tmp_path: Any) -> None:
     def run(rounds: int, out: str, resume: bool = False) -> Result:
-        strategy = changes_the_model(FairStrategy)
-        assert isinstance(strategy, FairStrategy)
-        strategy.out, strategy.resume = tmp_path / out, resume
-        strategy._begin()
+        class Recorded(FairStrategy):
+            def __init__(self, *arguments: Any, **more: Any) -> None:
+                more |= {"out": tmp_path / out, "resume": resume}
+                super().__init__(*arguments, **more)
+
+        strategy = changes_the_model(Recorded)
         return strategy.start(grid=NotingGrid(), initial_arrays=START, num_rounds=rounds)
 
     whole = run(4, "whole")

@@ -46,6 +46,11 @@ class Layout:
             if _is_trainable(name, array):
                 trainable = start
                 dtype = torch.float64 if array.dtype == np.float64 else dtype
+        if trainable == 0 and {array.dtype.name for array in arrays.values()} == {"uint8"}:
+            raise DataError(
+                f"the app sends bytes ({list(arrays)[:4]}), as apps with XGBoost send their trees, "
+                'but rules weigh arrays of numbers: use algorithm = "boosting" in an experiment'
+            )
         if trainable == 0:
             raise DataError(
                 f"the model has no array of floating-point numbers to train: {list(arrays)}"

@@ -33,6 +33,8 @@ PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 SLACK = 1.0
 SUPERLINK = 1  # its node id
 UNAVAILABLE = 5  # Flower's error where a node's heartbeat is overdue
+# Of messages to legacy clients, which miss them in ours.
+LEGACY_RECORDS = ("fitins.", "evaluateins.")
 EXPIRED = (3, 4)  # Flower's errors where a message or its reply has outlived its sender's patience
 
 
@@ -122,6 +124,11 @@ class Answers:
 def _problem(code: int, reason: str | None) -> Problem:
     lines = (reason or "").strip().splitlines()
     text = lines[-1].strip() if lines else "no reason given"
+    if any(record in text for record in LEGACY_RECORDS):
+        text = (
+            "its ClientApp is of Flower's legacy API (client_fn, NumPyClient), which cannot answer "
+            "a ServerApp of the Message API: write functions with @app.train() and @app.evaluate()"
+        )
     kind: Literal["app", "unavailable"] = "unavailable" if code == UNAVAILABLE else "app"
     return Problem(kind, f"its app failed: {text[:200]} (Flower's error {code})")
 

@@ -1,6 +1,7 @@
 """The record of a Flower app's run: a folder like that of any other run."""
 
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -56,17 +57,27 @@ class Recorder:
             folder = _folder(Path(out), resume)
             self.store = Store(private_folder(folder) if private else folder)
 
-    def open(self, experiment: str, facts: RunFacts, plans_rounds: bool) -> tuple[int, State]:
-        """Start or continue a run: the last saved round (0: none), and the state after it."""
+    def open(
+        self, experiment: str, facts: RunFacts, plans_rounds: bool, again: bool = False
+    ) -> tuple[int, State]:
+        """Start or continue a run: the last saved round (0: none), and the state after it.
+
+        Args:
+            experiment: The run as an experiment.
+            facts: About the run.
+            plans_rounds: Whether its number of rounds must stay.
+            again: Whether it was opened before, and gets more rounds.
+        """
         if self.store is None:
             return 0, {}
         folder = self.store.folder
-        if not self.resume and (folder / "rounds.jsonl").exists():
+        resume = self.resume or again
+        if not resume and (folder / "rounds.jsonl").exists():
             raise RunError(
                 f"{str(folder)!r} holds a run already: continue it with resume=True, or choose "
                 "another out"
             )
-        last, saved = self.store.open(experiment, facts, self.resume, plans_rounds)
+        last, saved = self.store.open(experiment, facts, resume, plans_rounds)
         if last:
             self.store.remove_results(last)
         return last, saved
@@ -78,8 +89,11 @@ class Recorder:
         directory: Directory,
         state: State,
         seconds: Mapping[str, float],
-    ) -> None:
+    ) -> tuple[dict[str, float], str]:
         """Write a round, with the evaluation after it, and now and then a checkpoint.
+
+        Returns:
+            The round's numbers by name, and a line about it for the log.
 
         Args:
             record: The round, without its evaluation.
@@ -97,13 +111,16 @@ class Recorder:
             record = replace(record, warnings=warnings)
         record = replace(record, metrics=self._summary(evaluation, names))
         self.history.append(record)
+        scores = {directory[node].name: each.score for node, each in evaluated.items()}
+        summary = self._numbers(record, scores), self._line(record, scores)
         if self.store is None:
-            return
+            return summary
         test = ClientTable(names, evaluation) if evaluated else None
         self.store.append(record, seconds, test=test)
         self.unsaved = (record.number, {"server": state, "nodes": directory.saved()})
         if self.private or time.monotonic() - self.saved_at > SAVE_EVERY:
             self.save()
+        return summary
 
     def save(self) -> None:
         """Write a checkpoint of the last round, if there is none yet."""
@@ -129,6 +146,48 @@ class Recorder:
         lower = not self.higher_is_better
         return metrics.summary(evaluation.score[scored], evaluation.sizes[scored], called, lower)
 
+    def _numbers(self, record: RoundRecord, scores: Mapping[str, float]) -> dict[str, float]:
+        """The finite numbers of a round, under the names that trackers get them by."""
+        if self.private:  # those of clients have no noise
+            return {"round": record.number, **record.public}
+        losses = dict(zip(record.clients, record.losses, strict=True))
+        numbers: dict[str, float] = {
+            "round": record.number,
+            "cohort/clients": len(record.clients),
+            "cohort/replies_used": len(record.weights),
+            "cohort/replies_dropped": len(record.dropped),
+            "cohort/replies_capped": len(record.capped),
+            "cohort/fallback": float(bool(record.fallback)),
+        }
+        if record.weights:
+            numbers["cohort/weight_min"] = min(record.weights.values())
+            numbers["cohort/weight_max"] = max(record.weights.values())
+        groups = {"test": record.metrics, "weight": record.weights, "loss": losses, "score": scores}
+        for group, values in groups.items():
+            numbers |= {f"{group}/{name}": float(value) for name, value in values.items()}
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+    def _line(self, record: RoundRecord, scores: Mapping[str, float]) -> str:
+        """A round in a line: the range of weights, the worst client, and what was not used."""
+        if self.private:
+            return f"round {record.number}: released with noise"
+        parts = ["no weights"]
+        if record.weights:
+            least, most = min(record.weights.values()), max(record.weights.values())
+            parts = [f"weights {least:.3g} to {most:.3g}" + " (FedAvg)" * bool(record.fallback)]
+        known = {name: score for name, score in scores.items() if math.isfinite(score)}
+        losses = dict(zip(record.clients, record.losses, strict=True))
+        losses = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
+        if known:
+            worst = (min if self.higher_is_better else max)(known, key=lambda name: known[name])
+            score = self.score.rpartition(":")[2]
+            parts.append(f"worst client {worst} ({score} {known[worst]:.3g})")
+        elif losses:
+            worst = max(losses, key=lambda name: losses[name])
+            parts.append(f"worst client {worst} (loss {losses[worst]:.3g})")
+        parts += [f"{len(record.dropped)} dropped", f"{len(record.capped)} capped"]
+        return f"round {record.number}: " + ", ".join(parts)
+
     def check_anything_trained(self) -> None:
         """Raise RunError where no reply of any round could be used."""
         for line in self.history:
@@ -153,7 +212,7 @@ class Recorder:
 def _folder(folder: Path, resume: bool) -> Path:
     """The folder of a run: the one that is named, or by default a free one, or the last one."""
     if folder != Path(RECORDS):
-        return folder.absolute()
+        return folder.expanduser().absolute()
     last = folder
     for k in itertools.count(2):
         if not folder.exists():

@@ -138,7 +138,7 @@ class ReplyReader:
         """
         size = self._size(values)
         loss = values.get(self.loss_key)
-        if isinstance(loss, list):
+        if self.losses == "train" and isinstance(loss, list):
             raise DataError(
                 f"its {self.loss_key!r} is a list of {len(loss)} numbers: report one number"
             )
@@ -150,9 +150,8 @@ class ReplyReader:
                 "the rule needs the loss after training: report it as the metric 'loss-after'"
             )
         report.size = size
-        report.loss = find_metric(values, [self.loss_key])
-        if report.loss is None and self.losses == "evaluate":
-            report.loss = last.loss
+        evaluated = self.losses == "evaluate"
+        report.loss = last.loss if evaluated else find_metric(values, [self.loss_key])
         score = find_metric(values, ["score-before"])
         report.score = last.score if score is None else score
 

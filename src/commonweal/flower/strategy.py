@@ -1,12 +1,13 @@
 """`FairStrategy`: a Commonweal rule in the place of Flower's FedAvg."""
 
+import inspect
 import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, Never, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -15,8 +16,9 @@ from flwr.serverapp.strategy import Result, Strategy
 
 import commonweal
 from commonweal.base import randomness
-from commonweal.base.errors import ConfigError, DataError, DivergedError, RunError
+from commonweal.base.errors import ConfigError, DataError, RunError, did_you_mean
 from commonweal.base.shares import product
+from commonweal.base.tensors import State
 from commonweal.config import catalog
 from commonweal.config.experiment import to_toml
 from commonweal.flower import messages, reports
@@ -30,6 +32,7 @@ from commonweal.flower.mods import LOSS_KEY, NAME_KEY
 from commonweal.flower.private import PrivateRounds, check_wrapper
 from commonweal.flower.recording import RECORDS, Recorder
 from commonweal.flower.reports import Evaluated, Losses, Problem, ReplyReader, Report, column
+from commonweal.flower.run_checks import NO_LOSSES, RunChecks
 from commonweal.protocols.algorithm import Outcome
 from commonweal.protocols.averaging import Averaging
 from commonweal.protocols.channels.channel import Channel
@@ -39,10 +42,24 @@ from commonweal.record.rounds import RoundRecord, outcome_fields
 from commonweal.rules.rule import Rule
 from commonweal.training.client import Client
 
-LOST_ROUNDS = 5  # in a row in which every update is not finite: training has diverged
 LEGACY = ("initialize_parameters", "configure_fit", "aggregate_fit", "evaluate")
+LEGACY_ARGUMENTS = {  # and what they are called now
+    "fraction_fit": "fraction_train",
+    "min_fit_clients": "min_train_nodes",
+    "min_evaluate_clients": "min_evaluate_nodes",
+    "min_available_clients": "min_available_nodes",
+    "fit_metrics_aggregation_fn": "train_metrics_aggr_fn",
+    "evaluate_metrics_aggregation_fn": "evaluate_metrics_aggr_fn",
+    "initial_parameters": "initial_arrays of start",
+    "evaluate_fn": "evaluate_fn of start",
+    "on_fit_config_fn": "train_config of start",
+    "on_evaluate_config_fn": "evaluate_config of start",
+    "config": "train_config of start",
+    "client_manager": "grid of start",
+}
 
 Summarize = Callable[[list[RecordDict], str], MetricRecord | None]
+OnRound = Callable[[dict[str, float]], object]
 EvaluateCentrally = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -84,6 +101,9 @@ class FairStrategy(Strategy):
         timeout: Seconds to wait for replies; by default that of `start`.
         lr: The clients' learning rate, for rules that use it; by default `train_config["lr"]`.
         seed: Of the draws of clients.
+        on_round: Called after every round with its numbers, such as "round", "test/worst",
+            "cohort/weight_max" and, by client, "weight/NAME", "loss/NAME" and "score/NAME". For
+            Weights & Biases: `on_round=wandb.log`.
         fraction_train: This and the following arguments are those of Flower's `FedAvg`.
     """
 
@@ -109,6 +129,7 @@ class FairStrategy(Strategy):
         timeout: float | None = None,
         lr: float | None = None,
         seed: int = 0,
+        on_round: OnRound | None = None,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 1.0,
         min_train_nodes: int = 2,
@@ -119,7 +140,9 @@ class FairStrategy(Strategy):
         configrecord_key: str = "config",
         train_metrics_aggr_fn: Summarize | None = None,
         evaluate_metrics_aggr_fn: Summarize | None = None,
+        **unknown: Never,
     ) -> None:
+        _refuse_arguments(unknown, FairStrategy.__init__)
         self.rule = built("rules", rule, Rule)
         self.server = built("servers", server, ServerOptimizer)
         named = [channels] if isinstance(channels, str | Mapping) else channels
@@ -129,12 +152,11 @@ class FairStrategy(Strategy):
         self.strict = strict
         self.name_key = name_key
         self.bind_names = bind_names
-        self.out = out
-        self.resume = resume
         self.wait = wait
         self.timeout = timeout
         self.lr = lr
         self.seed = seed
+        self.on_round = on_round
         self.fraction_train = fraction_train
         self.fraction_evaluate = fraction_evaluate
         self.min_train_nodes = min_train_nodes
@@ -155,7 +177,25 @@ class FairStrategy(Strategy):
             max_examples=max_examples,
         )
         self._check()
-        self._begin()
+        self._checks = RunChecks(self.rule, losses, strict, loss_key)
+        score = self._reader.score
+        self._recorder = Recorder(out, resume, score, higher_is_better, private is not None)
+        self._clients = Directory(bind_names)
+        self._logged: set[str] = set()
+        self._grid: Grid | None = None
+        self._sent: list[Message] = []  # whose replies are awaited
+        self._resumed = 0  # rounds of the run that is resumed
+        self._offset = 0  # rounds before those that Flower's loop counts
+        self._rounds = 0  # to run; 0: not known, as the loop is the user's own
+        self._patience = 3600.0 if timeout is None else timeout
+        self._began = 0.0
+        self._aggregation: Aggregation | None = None
+        self._arrays = ArrayRecord()  # that Flower's loop holds
+        self._untold: ArrayRecord | None = None  # sent for training, and not aggregated yet
+        self._told = 0  # rounds that were aggregated
+        self._trained: RoundRecord | None = None  # a round that is not recorded yet
+        self._train_seconds = 0.0
+        self._losses: dict[int, float] = {}  # of the last round, by client
 
     def _check(self) -> None:
         """Raise ConfigError for arguments that cannot work."""
@@ -192,27 +232,6 @@ class FairStrategy(Strategy):
                 self.fraction_evaluate,
             )
 
-    def _begin(self) -> None:
-        """Start a new run, and forget an earlier one of this strategy."""
-        self._reader.per_cent = False
-        score, higher = self._reader.score, self._reader.higher_is_better
-        self._recorder = Recorder(self.out, self.resume, score, higher, self.private is not None)
-        self._clients = Directory(self.bind_names)
-        self._logged: set[str] = set()
-        self._grid: Grid | None = None
-        self._sent: list[Message] = []  # whose replies are awaited
-        self._offset = 0  # rounds of the run that is resumed
-        self._rounds = 0  # to run; 0: not known, as the loop is the user's own
-        self._patience = 3600.0 if self.timeout is None else self.timeout
-        self._began = 0.0
-        self._aggregation: Aggregation | None = None
-        self._arrays = ArrayRecord()  # that Flower's loop holds
-        self._trained: RoundRecord | None = None  # a round that is not recorded yet
-        self._train_seconds = 0.0
-        self._losses: dict[int, float] = {}  # of the last round, by client
-        self._diverged = 0  # rounds in a row in which no update is finite
-        self._fallbacks = 0  # rounds with the weights of FedAvg
-
     def __getattr__(self, name: str) -> NoReturn:
         if name in LEGACY:
             raise ConfigError(
@@ -224,6 +243,19 @@ class FairStrategy(Strategy):
     def summary(self) -> None:
         """Log the strategy's parts and where its record is written."""
         self._check_wrapper()
+        logger.info("\t├──> Sampling:")
+        logger.info(
+            "\t│\t├──Fraction: train (%.2f) | evaluate ( %.2f)",
+            self.fraction_train,
+            self.fraction_evaluate,
+        )
+        least = self.min_train_nodes, self.min_evaluate_nodes
+        logger.info("\t│\t├──Minimum nodes: train (%d) | evaluate (%d)", *least)
+        logger.info("\t│\t└──Minimum available nodes: %d", self.min_available_nodes)
+        logger.info("\t├──> Keys in records:")
+        logger.info("\t│\t├── Weighted by: '%s'", self.weighted_by_key)
+        logger.info("\t│\t├── ArrayRecord key: '%s'", self.arrayrecord_key)
+        logger.info("\t│\t└── ConfigRecord key: '%s'", self.configrecord_key)
         logger.info("\t├──> rule: %s", catalog.named_part(self.rule))
         logger.info("\t├──> server: %s", catalog.named_part(self.server))
         for channel in self.channels:
@@ -257,16 +289,24 @@ class FairStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateCentrally | None = None,
+        **unknown: Never,
     ) -> Result:
-        """Run all rounds, or those that a resumed run still has to do."""
-        if self._aggregation is not None:
-            self._begin()
+        """Run all rounds, or those that a resumed run still has to do.
+
+        Further calls continue the same run: the states of the rule and the server optimizer, the
+        record and the numbers of rounds go on, from the model that is given.
+        """
+        _refuse_arguments(unknown, FairStrategy.start)
         self._patience = timeout if self.timeout is None else self.timeout
-        self._rounds = num_rounds
+        before = self._resumed + len(self.history)
+        self._rounds = before + num_rounds
         self._take_lr(train_config)
         self._wait_for_nodes(grid, self.min_available_nodes)
         with nullcontext() if self._recorder.store is None else self._recorder.store.locked():
             arrays = self._open(initial_arrays)
+            left = max(0, self._rounds - max(before, self._resumed))
+            told = self._told
+            self._offset = self._rounds - left
 
             def shifted(number: int, record: ArrayRecord) -> MetricRecord | None:
                 return None if evaluate_fn is None else evaluate_fn(number + self._offset, record)
@@ -275,12 +315,15 @@ class FairStrategy(Strategy):
                 result = super().start(
                     grid,
                     arrays,
-                    max(0, num_rounds - self._offset),
+                    left,
                     self._patience,
                     train_config,
                     evaluate_config,
                     None if evaluate_fn is None else shifted,
                 )
+                self._check_told(result.arrays or arrays)
+                if left and self._told == told:
+                    self._bypassed()
                 self._record({})
                 self._recorder.check_anything_trained()
             finally:
@@ -291,12 +334,25 @@ class FairStrategy(Strategy):
             if not result.arrays:
                 result.arrays = arrays
             self._recorder.write_model(result.arrays)
-        if self._fallbacks:
-            rounds = len(self.history)
-            logger.warning(
-                "FedAvg weights in %d of %d rounds: no losses were known", self._fallbacks, rounds
-            )
+        for line in self._checks.summary(len(self.history)):
+            logger.warning(line)
         return result
+
+    def _check_told(self, arrays: ArrayRecord) -> None:
+        """Raise RunError where the model has changed, but the rule was not asked.
+
+        Where no reply can be used, a subclass may leave the model as it was sent.
+        """
+        if self._untold is not None and arrays is not self._untold:
+            self._bypassed()
+
+    def _bypassed(self) -> NoReturn:
+        raise RunError(
+            f"{type(self).__name__}.aggregate_train aggregates without FairStrategy's: the rule "
+            f"{self._checks.name!r} has decided nothing, and nothing is recorded. Call "
+            "super().aggregate_train(server_round, replies) there and change what it returns, or "
+            "derive from FedAvg"
+        )
 
     def _take_lr(self, config: ConfigRecord | None) -> None:
         lr = None if config is None else config.get("lr")
@@ -313,27 +369,50 @@ class FairStrategy(Strategy):
         return nodes
 
     def _open(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Open the run's record. Returns the model to start from: a checkpoint's on resuming."""
+        """Open the run's record, or go on. Returns the model to start from, as resumed."""
         layout = Layout.of(messages.values_of(arrays))
-        algorithm = self._algorithm(layout)
-        self._aggregation = Aggregation(layout, algorithm, max(1, len(self._clients)))
-        self._aggregation.receive(arrays)
+        again = self._aggregation is not None
+        if self._aggregation is None:
+            known = max(1, self._clients.clients)
+            self._aggregation = Aggregation(layout, self._algorithm(layout), known)
+        aggregation = self._aggregation
+        algorithm = aggregation.algorithm
+        if again and algorithm.plans_rounds:
+            raise RunError(
+                f"the rule or the privacy of this run was planned for {algorithm.rounds} rounds, "
+                "which have been run: more of them need another FairStrategy"
+            )
+        if again and layout.pieces != aggregation.layout.pieces:
+            raise RunError("start: the model has other arrays than before: use another strategy")
+        aggregation.receive(arrays)
         self._arrays = arrays
         facts = RunFacts(
             commonweal=commonweal.__version__,
             engine="flower",
             parameters=layout.size,
             score=self._recorder.score,
-            clients=len(self._clients) if self.private is None else self.private.clients,
+            clients=self._clients.clients if self.private is None else self.private.clients,
             privacy=algorithm.promise,
         )
-        last, saved = self._recorder.open(self._text(), facts, algorithm.plans_rounds)
-        if last:
-            self._offset = last
-            self._clients.restore(saved["nodes"])
-            logger.info("resuming after round %d: Flower's log counts from 1 again", last)
-            self._arrays = self._aggregation.restore(saved["server"])
+        last, saved = self._recorder.open(self._text(), facts, algorithm.plans_rounds, again)
+        if again:
+            logger.info("going on after round %d with the states of the rule", self._offset)
+        elif last:
+            self._resume(last, saved)
         return self._arrays
+
+    def _resume(self, last: int, saved: State) -> None:
+        """Continue after the last round of a checkpoint."""
+        if last == self._rounds:
+            logger.warning(
+                "all %d rounds of the run are done, and nothing is trained: num_rounds counts "
+                "those before it was resumed, too",
+                last,
+            )
+        self._offset = self._resumed = last
+        self._clients.restore(saved["nodes"])
+        logger.info("resuming after round %d: Flower's log counts from 1 again", last)
+        self._arrays = self._opened().restore(saved["server"])
 
     def _algorithm(self, layout: Layout) -> Averaging:
         if self.private is not None:
@@ -375,6 +454,7 @@ class FairStrategy(Strategy):
     ) -> Iterable[Message]:
         """Sample nodes, and send them the arrays that Flower's loop holds."""
         self._check_wrapper()
+        self._check_told(arrays)
         self._record({})  # of a loop that does not evaluate
         self._began = time.perf_counter()
         nodes = []
@@ -386,7 +466,7 @@ class FairStrategy(Strategy):
             arrays = self._open(arrays)
         aggregation = self._opened()
         aggregation.receive(arrays)
-        self._arrays = arrays
+        self._arrays = self._untold = arrays
         if aggregation.private is not None:
             connected = sorted(grid.get_node_ids())
             self._clients.meet(connected, grid)
@@ -401,22 +481,29 @@ class FairStrategy(Strategy):
         """Ask the rule for weights, and move the model along the weighted updates."""
         aggregation = self._opened()
         self._record({})  # of a subclass that configures its rounds itself
-        number = self._offset + len(self.history) + 1
+        self._untold = None
+        self._told += 1
+        number = self._resumed + len(self.history) + 1
         down = messages.array_bytes(message.content for message in self._sent)
-        answers = self._answers(replies)
+        answers = self._answers(replies, "aggregate_train")
         traffic = {"down": down, "up": messages.array_bytes(answers.contents.values())}
         asked, updates = self._read(answers)
         reports.check_trained(asked)
+        self._checks.check_silent(number, answers)
         usable = [report for report in asked if report.problem is None]
-        fallback = self._lacks_losses(usable, answers)
-        outcome = aggregation.tell(usable, updates, self._clients.clients, fallback)
+        fallback = ""
+        if self.private is None:
+            fallback = self._checks.fallback(usable, answers, self._expects_losses(number))
+        outcome = aggregation.tell(usable, updates, self._clients.clients, bool(fallback))
         warnings = self._warnings(number, usable, fallback, outcome)
         self._trained = self._round(number, asked, outcome, warnings, traffic, fallback)
         self._train_seconds = time.perf_counter() - self._began
         if self.private is not None:  # metrics of clients have no noise
             self._arrays = aggregation.arrays()
             return self._arrays, None
-        self._check_diverged(number, outcome)
+        self._checks.check_diverged(number, outcome)
+        if fallback != NO_LOSSES:
+            self._checks.check_losses(self._asked_for_losses(usable), answers)
         if len(outcome.clients) == 0:
             logger.warning("round %d: no reply can be used; the model stays", number)
             return None, None
@@ -424,10 +511,24 @@ class FairStrategy(Strategy):
         self._arrays = aggregation.arrays()
         return self._arrays, self.train_metrics_aggr_fn(used, self.weighted_by_key)
 
-    def _answers(self, replies: Iterable[Message]) -> Answers:
+    def _expects_losses(self, number: int) -> bool:
+        """True if losses should be known: those of evaluations are there after the first round."""
+        if self.losses == "train" or number > self._resumed + 2:
+            return True
+        return any(known.last.round for known in self._clients.known.values())
+
+    def _asked_for_losses(self, usable: Sequence[Report]) -> list[Report]:
+        """The reports of clients that have had the occasion to report a loss."""
+        if self.losses == "train":
+            return list(usable)
+        return [report for report in usable if self._clients[report.node].last.round]
+
+    def _answers(self, replies: Iterable[Message], logged: str) -> Answers:
         """Return replies by node. A subclass may have asked other nodes than `_messages` did."""
         answers = Answers(self._sent, replies, f"within {self._patience:g} s")
         self._sent = []
+        counts = len(answers.contents), len(answers.failed)
+        logger.info("%s: Received %s results and %s failures", logged, *counts)
         asked = answers.nodes
         self._clients.meet(asked, self._grid)
         for node, content in list(answers.contents.items()):
@@ -475,7 +576,7 @@ class FairStrategy(Strategy):
         outcome: Outcome,
         warnings: Sequence[str],
         traffic: dict[str, int],
-        fallback: bool,
+        fallback: str,
     ) -> RoundRecord:
         """The record of a round, without its evaluation. What it says of clients is logged."""
         for warning in warnings:
@@ -500,53 +601,21 @@ class FairStrategy(Strategy):
             **outcome_fields(outcome, {report.client: report.name for report in usable}),
         )
 
-    def _check_diverged(self, number: int, outcome: Outcome) -> None:
-        lost = len(outcome.clients) == 0 and bool(outcome.dropped)
-        self._diverged = self._diverged + 1 if lost else 0
-        if self._diverged == LOST_ROUNDS:
-            first = number - LOST_ROUNDS + 1
-            raise DivergedError(
-                f"training diverged in round {first}: no client's update is finite since then; "
-                "lower the clients' learning rate"
-            )
-
-    def _lacks_losses(self, usable: Sequence[Report], answers: Answers) -> bool:
-        """Return whether the rule needs losses and none is known. Raises RunError if that stays."""
-        if self.private is not None or "loss" not in self.rule.needs or not usable:
-            return False
-        if any(report.loss is not None for report in usable):
-            return False
-        evaluated = any(known.last.round for known in self._clients.known.values())
-        if self.strict and (self.losses == "train" or evaluated):
-            self._no_losses(f"no client reported {self._reader.loss_key!r}", answers)
-        self._fallbacks += 1
-        return True
-
-    def _no_losses(self, what: str, answers: Answers) -> NoReturn:
-        raise RunError(
-            f"the rule {catalog.named_part(self.rule)['name']!r} decides by the clients' losses of "
-            f"the received model, but {what} (they reported {answers.metrics or 'nothing'}). Add "
-            "the loss in the ClientApp, @app.train(mods=[loss_before_training(my_loss)]) with "
-            "commonweal.flower.loss_before_training, or use those of each client's last "
-            'evaluation, FairStrategy(..., losses="evaluate"). strict=False goes on with the '
-            "weights of FedAvg"
-        )
-
     def _warnings(
-        self, number: int, usable: Sequence[Report], fallback: bool, outcome: Outcome
+        self, number: int, usable: Sequence[Report], fallback: str, outcome: Outcome
     ) -> list[str]:
         """Return a round's warnings about its clients, their losses and weights."""
         if self.private is not None:
             return []
         warnings = []
-        if number == self._offset + 1 and self._clients.lost:
+        if number == self._resumed + 1 and self._clients.lost:
             warnings.append(
                 "none of the clients of the run that is resumed is here, so that what the rule "
                 "knows of clients is lost: nodes get new ids in each simulation; name clients "
                 "with the mod name_clients()"
             )
         if fallback:
-            warnings.append("no losses are known: this round has the weights of FedAvg")
+            warnings.append(f"{fallback}: this round has the weights of FedAvg")
         elif "loss" in self.rule.needs:
             warnings += self._loss_warnings(number, usable)
         before = self._losses
@@ -583,6 +652,7 @@ class FairStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample nodes, and send them the arrays that Flower's loop holds."""
+        self._check_told(arrays)
         self._began = time.perf_counter()
         self._arrays = arrays
         least, purpose = self.min_evaluate_nodes, randomness.purpose("evaluate")
@@ -594,7 +664,7 @@ class FairStrategy(Strategy):
     ) -> MetricRecord | None:
         """Record the clients' losses and scores, and aggregate their metrics."""
         number = server_round + self._offset
-        answers = self._answers(replies)
+        answers = self._answers(replies, "aggregate_evaluate")
         for node, problem in answers.failed.items():
             logger.warning("evaluation: client %s: %s", self._clients[node].name, problem.text)
         evaluated = {}
@@ -616,7 +686,7 @@ class FairStrategy(Strategy):
             what = "evaluations have no unique finite loss"
             if key is not None:
                 what = f"none reported {key!r}"
-            self._no_losses(what + " (name it with evaluate_loss_key)", answers)
+            self._checks.no_losses(what + " (name it with evaluate_loss_key)", answers)
         if column(evaluated, "score").isnan().all():
             self._log_once(
                 f"no client reported {self._reader.score_key or 'an accuracy'} (they reported "
@@ -635,6 +705,8 @@ class FairStrategy(Strategy):
         ordered = [node for node in self._clients.by_name if node in nodes]
         stream = randomness.stream(self.seed, server_round + self._offset, 0, purpose)
         drawn = stream.choice(len(ordered), size, replace=False)
+        kind = "train" if purpose == randomness.COHORT else "evaluate"
+        logger.info("configure_%s: Sampled %s nodes (out of %s)", kind, size, len(nodes))
         return [ordered[k] for k in sorted(drawn.tolist())]
 
     def _messages(
@@ -664,7 +736,25 @@ class FairStrategy(Strategy):
         aggregation.receive(self._arrays)  # a subclass may have changed them
         seconds = {"train": self._train_seconds, "evaluate": time.perf_counter() - self._began}
         record, self._trained = self._trained, None
-        self._recorder.write(record, evaluated, self._clients, aggregation.state, seconds)
+        state = aggregation.state
+        numbers, line = self._recorder.write(record, evaluated, self._clients, state, seconds)
+        logger.info(line)
+        if self.on_round is not None:
+            self.on_round(numbers)
         if self._rounds == 0:  # nobody says when a loop of the user's own ends
             self._recorder.save()
             self._recorder.write_model(self._arrays)
+
+
+def _refuse_arguments(unknown: Mapping[str, object], function: Callable[..., object]) -> None:
+    """Raise ConfigError for keyword arguments that a function does not have."""
+    for name in unknown:
+        if name in LEGACY_ARGUMENTS:
+            raise ConfigError(
+                f"{name} is an argument of Flower's legacy API (start_server, Server, and the "
+                "workflow of SecAgg+), but FairStrategy is for the Message API, in "
+                f"ServerApp.main, where this is {LEGACY_ARGUMENTS[name]}"
+            )
+        known = [key for key in inspect.signature(function).parameters if key != "self"]
+        what = "FairStrategy" if function.__name__ == "__init__" else "FairStrategy.start"
+        raise ConfigError(f"{what} has no argument {name!r}: {did_you_mean(name, known)}")

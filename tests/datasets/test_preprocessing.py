@@ -79,7 +79,7 @@ def test_what_each_column_becomes(tmp_path: Path) -> None:
     assert found["city"].levels == ("Bonn", "Köln", "Rom", "Ulm")
     assert federation.class_names == ("ill", "well")
     assert federation.train.x.shape[1] == 1 + 1 + 5 + 4
-    assert "left out, it looks like an id or free text: 'patient_id'" in federation.notes
+    assert "left out, it looks like an id: 'patient_id'" in federation.notes
     assert "left out, it is constant: 'country'" in federation.notes
     kept = load(write_csv(tmp_path / "t.csv", rows_of()), keep="patient_id")
     assert columns(kept)["patient_id"].becomes == "text"

@@ -74,7 +74,7 @@ def table(
     client: the column of clients ("client" if there is one), or several (country,hospital)
     drop: columns to leave out (a,b); keep: columns that look like ids, but are not
     categories: columns of numbers that are codes: each is a category, not an amount
-    missing: numbers that mean a missing value, by column (age=999,bmi=-9)
+    missing: numbers and words that mean a missing value, by column (age=999,pupil=None)
     task: texts and up to 20 different whole numbers are "classes", other labels "values"
     scale: numbers get mean 0 and standard deviation 1 over all training rows
     levels: of a text, the most frequent ones; the others become level "other"

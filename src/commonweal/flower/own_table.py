@@ -166,7 +166,11 @@ class OwnTable:
         names = agreed.class_names
         if names:
             labels = np.full(self.contents.rows, -1, dtype=np.int64)
-            positions = np.array([names.index(name) for name in self.labels.class_names])
+            written = {name: k for k, name in enumerate(names)}
+            if self.contents.column(self.contents.label).becomes == "boolean":
+                written = {name.lower(): k for name, k in written.items()}  # Yes here, yes there
+            own = self.labels.class_names
+            positions = np.array([written.get(name, written.get(name.lower())) for name in own])
             labels[self.rows] = positions[self.labels.y]
         else:
             labels = self.contents.numbers(self.contents.label).astype(np.float32)
@@ -324,10 +328,11 @@ def _class_names(tables: Mapping[str, TableSchema]) -> tuple[str, ...]:
     if first.becomes == "text":
         return tuple(sorted(every))
     if first.becomes == "boolean":
-        words = {label.words for label in labels.values()}
+        words = {tuple(map(str.lower, label.words)) for label in labels.values()}
         if len(words) > 1:
             raise DataError(f"the label holds different words: {sorted(words)}: use the same")
-        return tuple(word for word in first.words if word in every)
+        present = {name.lower() for name in every}
+        return tuple(word for word in first.words if word.lower() in present)
     task = next(iter(tables.values())).task
     few = task == "classes" or (task == "auto" and len(every) <= CLASSES)
     if not few or any(table.classes is None for table in tables.values()):

@@ -1,5 +1,6 @@
-"""Progress bars in a terminal: of a run, of a comparison, of a download."""
+"""Progress of a run, of a comparison, of a download: bars in a terminal, lines in a file."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from rich.progress import (
 )
 
 from commonweal.base.text import shortened
+from commonweal.base.text import shown as shown_text
 from commonweal.jobs.rounds import Round
 from commonweal.report.formats import markup
 from commonweal.study.compare import Step
@@ -25,6 +27,27 @@ from commonweal.task.scores import find_score
 TITLE = TextColumn("{task.description}")
 PERCENTAGE = TextColumn("{task.percentage:>3.0f} %")
 WORST = TextColumn("{task.fields[worst]}")
+FIRST_LINE = 5.0  # seconds until a file gets a line; the next ones take twice as long each time
+LAST_PAUSE = 60.0  # seconds between lines, at most
+
+
+def _lines(console: Console, quiet: bool) -> Callable[[str, float, float], None]:
+    """Print a line of progress now and then, where no bar can be drawn. Call it as `work_bar`'s."""
+    start = time.monotonic()
+    due = FIRST_LINE
+
+    def advance(title: str, done: float, total: float) -> None:
+        nonlocal due
+        elapsed = time.monotonic() - start
+        if quiet or console.is_terminal or elapsed < due or not 0 < done < total:
+            return
+        due = elapsed + min(elapsed, LAST_PAUSE)
+        left = elapsed * (total - done) / done
+        shown = f"{left:.0f} seconds" if left < 100 else f"{left / 60:.0f} minutes"
+        text = f"{title}: {100 * done / total:.0f} % of all work, about {shown} left"
+        console.print(shown_text(text), markup=False, soft_wrap=True)
+
+    return advance
 
 
 @contextmanager
@@ -37,8 +60,10 @@ def run_bar(
     with Progress(*columns, console=console, disable=quiet) as bar:
         # Hidden at first: an error before the first round shows no empty bar.
         job = bar.add_task(markup(title), total=rounds, speed="", worst="", visible=False)
+        log = _lines(console, quiet)
 
         def advance(done: Round) -> None:
+            log(f"{title}, round {done.number} of {rounds}", done.number, rounds)
             rate = bar.tasks[job].speed
             shown = f"{rate:.0f} rounds/s" if rate else ""
             bar.update(job, completed=done.number, visible=True, speed=shown)
@@ -58,6 +83,7 @@ def comparison_bar(
     columns = (TITLE, BarColumn(), PERCENTAGE, TimeRemainingColumn(), WORST)
     with Progress(*columns, console=console, disable=quiet) as bar:
         job = bar.add_task("", total=sum(rounds), worst="", visible=False)
+        log = _lines(console, quiet)
 
         def advance(step: Step) -> None:
             if step.waiting:
@@ -66,6 +92,7 @@ def comparison_bar(
             number = rounds[k] if step.round is None else step.round.number
             title = f"{k + 1}/{len(plan)} {step.cell.label}, seed {step.cell.seed}"
             completed = sum(rounds[:k]) + number
+            log(title, completed, sum(rounds))
             bar.update(job, completed=completed, description=markup(title), visible=True)
             if step.round is not None and (worst := _worst(step.round)):
                 bar.update(job, worst=worst)
@@ -81,8 +108,10 @@ def work_bar(console: Console, quiet: bool) -> Iterator[Callable[[str, float, fl
     # Methods differ in speed: the estimate is over all that was done, not over the last seconds.
     with Progress(*columns, console=console, disable=quiet, speed_estimate_period=1e9) as bar:
         job = bar.add_task("", total=None, visible=False)
+        log = _lines(console, quiet)
 
         def advance(title: str, done: float, total: float) -> None:
+            log(title, done, total)
             description = markup(title)
             bar.update(job, completed=done, total=total, description=description, visible=True)
 

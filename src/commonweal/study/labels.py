@@ -20,6 +20,7 @@ SEEDS = ("seed", "dataset.seed", "dataset.digest", "model.digest")
 DATA = ("dataset", "partition", "label_noise", "holdout_clients", "score")  # of an experiment
 BASELINES = (ALONE, POOLED)
 PLACES = ("dataset.path", "dataset.dir")  # of files, which are known by what they hold
+SHOWN = 3  # settings that a name mentions
 SPLITS = ("dataset.seed", "dataset.digest", "partition.seed")  # what a split is drawn by
 
 
@@ -97,6 +98,28 @@ def data_name(outline: Outline) -> str:
         return Path(str(dataset["path"])).stem
     name = outline.part("dataset", "data")
     return outline.folder.parent.name if name == "given" else name
+
+
+def data_names(outlines: Sequence[Outline]) -> list[str]:
+    """The datasets of some runs, each on other data. Equal names are followed by what differs."""
+    names = list(map(data_name, outlines))
+    settings = []
+    for outline in outlines:
+        given = _data_settings(outline).items()
+        settings.append({key: str(value) for key, value in given if value})
+    labelled = []
+    for name, own, outline in zip(names, settings, outlines, strict=True):
+        others = [s for other, s in zip(names, settings, strict=True) if other == name]
+        text = name
+        if len(others) > 1:
+            keys = dict.fromkeys(chain(*others))
+            differing = [key for key in keys if len({other.get(key) for other in others}) > 1]
+            parts = []
+            for key in filter(own.__contains__, differing[:SHOWN]):
+                parts.append(f"{key.removeprefix('dataset.').removesuffix('.name')} {own[key]}")
+            text = f"{name} ({', '.join(parts) or outline.folder.parent.name})"
+        labelled.append(text)
+    return labelled
 
 
 def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:

@@ -1,5 +1,6 @@
 """Output of commands: results to the standard output, everything else to the standard error."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,13 @@ from rich.table import Table
 
 from commonweal.base.text import shown
 
-FILE_WIDTH = 1000  # columns where the output is not a terminal: nothing is cropped
+FILE_WIDTH = 1000  # columns of a file, unless $COLUMNS gives their number: nothing is cropped
 STOPPED = 130  # the exit code after Ctrl-C
 
 _is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: it is closed
 # No highlighting: its patterns take quadratic time in long names.
-out = Console(width=None if _is_terminal else FILE_WIDTH, highlight=False)
+_is_narrow = _is_terminal or "COLUMNS" in os.environ
+out = Console(width=None if _is_narrow else FILE_WIDTH, highlight=False)
 err = Console(stderr=True, highlight=False)
 
 

@@ -82,7 +82,8 @@ def _show_guess(prepared: "Prepared", folder: Path, toml: Path) -> None:
         console.print_text(f"The runs in {folder} are replaced: {prepared.replaced}.")
     if prepared.guessed is not None:
         for name, text in prepared.guessed.lines:
-            if name in prepared.guessed.roles:
+            is_left_out = text.startswith("left out") and text != "left out: dropped"
+            if is_left_out or name in prepared.guessed.roles:
                 console.print_text(f"{name}: {text}")
         for remark in prepared.guessed.remarks:
             console.print_text(remark)

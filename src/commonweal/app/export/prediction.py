@@ -348,7 +348,7 @@ class _Truth:
     def _labels(self, texts: Sequence[str]) -> Tensor:
         """The labels as numbers, NaN where there is none or it is not a class."""
         names = self.preprocessing.class_names
-        if names and names not in plain_table.TRUTH:
+        if names and tuple(map(str.lower, names)) not in plain_table.TRUTH:
             numbers = {name: float(i) for i, name in enumerate(names)}
             known = [numbers.get(plain_table.plain_code(text.strip())) for text in texts]
         else:

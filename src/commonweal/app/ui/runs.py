@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from commonweal.study.labels import (
     baseline_of,
     data_key,
     data_name,
+    data_names,
     labels,
     method_key,
     seed_of,
@@ -181,7 +182,10 @@ def federations(runs: Iterable[ListedRun | Broken]) -> list[RunGroup]:
     for run in runs:
         if isinstance(run, ListedRun):
             groups.setdefault(run.federation, []).append(run)
-    listed = [_federation(key, group) for key, group in groups.items()]
+    names = data_names([group[0].outline for group in groups.values()])
+    listed = []
+    for name, (key, group) in zip(names, groups.items(), strict=True):
+        listed.append(replace(_federation(key, group), name=name))
     return sorted(listed, key=lambda federation: -federation.changed)
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,17 @@ ID_NAME = re.compile(
 ID_SHARE = 0.2  # of the rows that differ, from which a column with such a name is an id
 LONG = 200  # rows of a table whose numbers in order are no measurements
 FREE_SHARE = 0.5  # of the rows that differ, from which a column of strings is free text
-MOST_ODD = 3  # different strings in a column of numbers, which count as missing
-LEAST_NUMBERS = 20  # different numbers of such a column
+FREE_WORDS = 3  # words of a string, on average, from which strings that differ are free text
+FREE_TEXT = "it looks like free text"  # why a column is left out
+MOST_ODD = 3  # different strings in a column of numbers or dates, which count as missing
+LEAST_NUMBERS = 20  # different numbers or dates of such a column
+MOSTLY = 0.8  # of the strings are numbers or dates: the column is no list of categories
+LOOKED_AT = 1000  # strings in which units and notations are looked for
+LEAST_UNITS = 0.05  # of these strings have a unit, so that the others are read without it
+COMPARED = 1_000_000  # rows of a table that are compared with each other
+UNITS = re.compile(  # of numbers, which may follow them without a space
+    "[kmµunp]?[gGlLms]|[kcdm]m|[mdn]?mol|lbs?|oz|in|ft|h|min|d|days?|years?|[°µ%€$£¥].*"
+)
 FIRST_DAY, LAST_DAY = 19000101, 21001231  # of dates that are written as one number
 
 
@@ -57,7 +67,7 @@ class Roles:
     categories: tuple[str, ...] = ()  # columns of whole numbers that are codes
     order: str = ""  # the column by which the last rows of a client are its test rows
     split: str = ""  # the column that says which rows are test rows
-    missing: tuple[str, ...] = ()  # numbers that mean a missing value, as "column=number"
+    missing: tuple[str, ...] = ()  # what means a missing value, as "column=999"
 
 
 def names_in(names: Names) -> tuple[str, ...]:
@@ -72,7 +82,7 @@ def names_in(names: Names) -> tuple[str, ...]:
 
 NUMBERS = tuple(plain_table.notations(PlainColumn("", "number")))
 TRUTHS = plain_table.notations(PlainColumn("", "boolean"))
-DATES = plain_table.notations(PlainColumn("", "date"))
+DATES = tuple(plain_table.notations(PlainColumn("", "date")))
 CANDIDATES = (*NUMBERS, *TRUTHS, *DATES)  # in order of preference; text is always possible
 
 
@@ -90,17 +100,31 @@ def _cast(values: "pyarrow.Array") -> "np.ndarray | None":
 
 
 def _has_codes(values: "pyarrow.Array") -> bool:
-    """Return whether digits are no number: 01234 is a code, and float64 cannot hold 16 of them."""
+    """Return whether digits are no number: 01234 is a code, and float64 cannot hold 16 of them.
+
+    01 is one where all strings have two digits.
+    """
     import pyarrow
-    import pyarrow.compute
+    from pyarrow import compute
 
     if not pyarrow.types.is_string(values.type):
         return False
-    codes = pyarrow.compute.match_substring_regex(values, r"^\s*(0\d{3,}|\d{16,})\s*$")
-    return bool(pyarrow.compute.any(codes).as_py())
+    codes = compute.match_substring_regex(values, r"^\s*(0\d{3,}|\d{16,})\s*$")
+    if compute.any(codes).as_py():
+        return True
+    lengths = compute.min_max(compute.utf8_length(values)).as_py()
+    same = lengths["min"] == lengths["max"] and (lengths["min"] or 0) > 1
+    digits = compute.match_substring_regex(values, r"^\d+$")
+    first = compute.starts_with(values, "0")
+    return bool(same and compute.all(digits).as_py() and compute.any(first).as_py())
 
 
-def _encode(values: "pyarrow.Array", known: dict[str, int], is_number: bool = False) -> np.ndarray:
+def _encode(
+    values: "pyarrow.Array",
+    known: dict[str, int],
+    is_number: bool = False,
+    missing: Collection[str] = (),
+) -> np.ndarray:
     """The codes of strings, which are numbered in `known` as they come; -1: missing."""
     import pyarrow
 
@@ -110,7 +134,8 @@ def _encode(values: "pyarrow.Array", known: dict[str, int], is_number: bool = Fa
         if "\0" in text:
             raise DataError(f"the table has NUL bytes, as in {text[:60]!r}: the file is damaged")
         name = plain_table.plain_code(text) if is_number else text  # 7.0 is written as 7
-        codes.append(-1 if plain_table.is_missing(text) else known.setdefault(name, len(known)))
+        is_gap = plain_table.is_missing(text) or text in missing
+        codes.append(-1 if is_gap else known.setdefault(name, len(known)))
     indices = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     encoded: np.ndarray = np.array([*codes, -1], np.int32)[indices]
     return encoded
@@ -128,6 +153,10 @@ class Profile:
     different: int  # values in the first batch
     first_rows: int  # rows of the first batch
     numbers_rows: bool = False  # 0, 1, 2, ... in any order, or in a long table from another number
+    mixture: str = ""  # why strings that look like numbers or dates are read as neither
+    is_useless: bool = False  # such strings are no categories either
+    is_prose: bool = False  # strings of several words
+    some_bare: bool = False  # some numbers lack the unit of the others
 
     @property
     def name(self) -> str:
@@ -147,22 +176,42 @@ class Profile:
             return (named and self.whole) or self.numbers_rows
         return self.column.becomes == "text" and (named or self.mostly_differs)
 
+    @property
+    def why_left_out(self) -> str:
+        """The reason why it is no feature; empty: it is one."""
+        if self.is_useless or (self.mixture and self.is_id):
+            return self.mixture
+        if not self.is_id:
+            return ""
+        return FREE_TEXT if self.is_prose else ID
+
 
 class _Scan:
-    """The first pass over a column."""
+    """The first pass over a column.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: Its name.
+        missing: What means a missing value in it.
+    """
+
+    def __init__(self, name: str, missing: tuple[str, ...] = ()) -> None:
         self.name = name
+        self.missing = missing
         self.gaps = 0
         self.rows = 0
         self.whole = True
-        self.possible = list(CANDIDATES)
+        self.possible = [replace(column, missing_as=missing) for column in CANDIDATES]
         self.different = 0
         self.first_rows = 0
         self.low, self.high = np.inf, -np.inf
         self.is_day = True  # numbers such as 20260131
         self.has_comma = False  # strings with a comma, and without
         self.has_none = False
+        self.spelled: dict[str, str] = {}  # words in lower case -> as they are written first
+        self.mixture = ""
+        self.is_useless = False
+        self.is_prose = False
+        self.some_bare = False
 
     def add(self, values: "pyarrow.Array") -> None:
         first = self.rows == 0
@@ -175,10 +224,10 @@ class _Scan:
         numbers = _cast(values) if self._may_be_plain else None
         if numbers is None:
             texts: dict[str, int] = {}
-            self.gaps += int((_encode(values, texts) < 0).sum())
+            self.gaps += int((_encode(values, texts, missing=self.missing) < 0).sum())
             self._add_texts(list(texts), first)
         else:
-            known = numbers[~np.isnan(numbers)]
+            known = numbers[~np.isnan(numbers) & ~np.isin(numbers, _as_numbers(self.missing))]
             self.gaps += len(values) - len(known)
             self.possible = [c for c in self.possible if c.becomes == "number"]
             self._measure(known)
@@ -202,21 +251,32 @@ class _Scan:
         self.has_comma |= with_comma > 0
         self.has_none |= with_comma < len(texts)
         if first:
-            units = Counter(map(plain_table.unit_of, texts[:LEAST_NUMBERS]))
+            units = Counter(filter(None, map(plain_table.unit_of, texts[:LOOKED_AT])))
             unit = max(units, key=lambda name: units[name], default="")
-            self.possible += [replace(column, unit=unit) for column in NUMBERS if unit]
+            if units[unit] > max(1, LEAST_UNITS * min(LOOKED_AT, len(texts))):
+                with_unit = [replace(column, unit=unit) for column in NUMBERS]
+                self.possible += [replace(column, missing_as=self.missing) for column in with_unit]
+            self.is_prose = sum(map(str.count, texts, repeat(" "))) >= (FREE_WORDS - 1) * len(texts)
         possible = []
         for column in self.possible:
-            odd = _odd(column, texts)
+            odd = _odd(column, texts, self.missing)
             if odd is not None:
                 possible.append(replace(column, missing_as=odd))
+        if self.possible and not possible:
+            self.mixture, self.is_useless = _mixture(texts)
         self.possible = possible
-        if self._may_be_plain and not possible[0].missing_as:
-            self._measure(np.array([plain_table.parse_number(possible[0], text) for text in texts]))
+        if self._may_be_plain:
+            self.some_bare |= not all(map(plain_table.unit_of, texts))
+            numbers = np.array([plain_table.parse_number(possible[0], text) for text in texts])
+            self._measure(numbers[~np.isnan(numbers)])
+        if any(column.becomes == "boolean" for column in possible):
+            for text in texts:
+                self.spelled.setdefault(text.lower(), text)
 
     def profile(self) -> Profile:
         column = self._column()
-        orders = {c.order for c in self.possible if c.becomes == "date" and not c.missing_as}
+        other = {"day-month-year": "month-day-year", "day first": "month first"}.get(column.order)
+        twofold = replace(column, name="", order=other) in self.possible if other else False
         each_differs = self.gaps == 0 and self.different == self.first_rows
         span = self.high - self.low + 1
         long_enough = self.rows >= (20 if self.low in (0, 1) else LONG)
@@ -225,23 +285,35 @@ class _Scan:
             self.rows,
             self.gaps,
             self.whole,
-            {"day-month-year", "month-day-year"} <= orders or self._may_group(column),
+            twofold or self._may_group(column),
             self.different,
             self.first_rows,
             self.whole and each_differs and span == self.rows and long_enough,
+            self.mixture if column.becomes == "text" else "",
+            self.is_useless and column.becomes == "text",
+            self.is_prose,
+            bool(column.unit) and self.some_bare,
         )
 
     def _column(self) -> PlainColumn:
+        text = PlainColumn(self.name, "text", missing_as=self.missing)
         if self.gaps == self.rows:
-            return PlainColumn(self.name, "text")
+            return text
         if self._may_be_plain and self.whole and self.is_day:
-            return PlainColumn(self.name, "date", order="yearmonthday")
-        for column in self.possible:
-            if not column.missing_as or self.different > LEAST_NUMBERS + len(column.missing_as):
-                if self.has_none and self._may_group(column):
-                    column = replace(column, decimal=plain_table.GROUPED)  # 1,000 and 20
-                return replace(column, name=self.name)
-        return PlainColumn(self.name, "text")
+            return PlainColumn(self.name, "date", order="yearmonthday", missing_as=self.missing)
+        declared = len(self.missing)
+        for column in sorted(self.possible, key=lambda column: len(column.missing_as)):
+            odd = len(column.missing_as) - declared
+            if odd and self.different <= LEAST_NUMBERS + odd:
+                continue
+            if self.has_none and self._may_group(column):
+                column = replace(column, decimal=plain_table.GROUPED)  # 1,000 and 20
+            if column.becomes == "boolean":
+                no, yes = column.words
+                words = self.spelled.get(no, no), self.spelled.get(yes, yes)
+                column = replace(column, words=words)
+            return replace(column, name=self.name)
+        return text
 
     def _may_group(self, column: PlainColumn) -> bool:
         """Return whether decimal commas may be those of thousands: three digits follow each."""
@@ -256,9 +328,18 @@ def _are_days(numbers: np.ndarray) -> bool:
     return bool((valid & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all())
 
 
-def _odd(column: PlainColumn, texts: Collection[str]) -> tuple[str, ...] | None:
-    """The strings that a column of numbers does not explain, if they are few; None: many."""
-    most = MOST_ODD if column.becomes == "number" else 0
+def _as_numbers(texts: Collection[str]) -> list[float]:
+    return [float(text) for text in texts if plain_table.is_number(text)]
+
+
+def _odd(
+    column: PlainColumn, texts: Collection[str], missing: Sequence[str]
+) -> tuple[str, ...] | None:
+    """The strings that a column does not explain, if they are few; None: many.
+
+    missing: those that are missing values anyway
+    """
+    most = len(missing) + (0 if column.becomes == "boolean" else MOST_ODD)
     odd = list(column.missing_as)
     for text in texts:
         if not plain_table.strings_fit(column, [text]):
@@ -268,12 +349,52 @@ def _odd(column: PlainColumn, texts: Collection[str]) -> tuple[str, ...] | None:
     return tuple(odd)
 
 
+def _unit(text: str) -> str:
+    """The unit of a number, unless it may be part of a code such as 12A."""
+    unit = plain_table.unit_of(text)
+    return unit if f" {unit}" in text or UNITS.fullmatch(unit) else ""
+
+
+def _mixture(texts: Sequence[str]) -> tuple[str, bool]:
+    """Why strings that look like numbers or dates are read as neither; empty: they do not.
+
+    Returns:
+        The reason, and whether the strings make no categories, either.
+    """
+    texts = texts[:LOOKED_AT]
+    enough = max(LEAST_NUMBERS, MOSTLY * len(texts))
+    units = Counter(filter(None, map(_unit, texts)))
+    plain = [text for text in texts if any(plain_table.strings_fit(n, [text]) for n in NUMBERS)]
+    if len(plain) + units.total() >= enough:
+        if len(units) > 1:
+            shown = ", ".join(unit for unit, _ in units.most_common(3))
+            return f"its numbers have different units ({shown}): write them in one", True
+        notations = [[t for t in plain if plain_table.strings_fit(n, [t])] for n in NUMBERS]
+        best = max(notations, key=len)
+        others = [text for text in plain if text not in best]
+        if others:
+            shown = f"{best[0]!r} and {others[0]!r}" if best else repr(others[0])
+            return f"its numbers are in several notations, such as {shown}: write them alike", True
+        odd = [text for text in texts if text not in plain and not _unit(text)]
+        if odd:
+            shown = f"{len(odd)} different strings, such as {odd[0][:20]!r}"
+            return f"{shown}, stand among its numbers: correct them, or declare missing", False
+    orders = {}
+    for column in DATES:
+        orders[column.order] = [t for t in texts if plain_table.strings_fit(column, [t])]
+    if len(set().union(*orders.values())) >= enough:
+        shown = " and ".join(repr(read[0]) for read in orders.values() if read)
+        return f"its dates contradict each other, such as {shown}: write 2026-11-16", True
+    return "", False
+
+
 @dataclass(frozen=True)
 class Survey:
     """The rows of a table, and what its columns hold."""
 
     rows: int
     profiles: Mapping[str, Profile]
+    repeated: int = 0  # rows that are the same as an earlier one, of tables that are not too long
 
     def check(self, purpose: str, names: Sequence[str]) -> None:
         """Raise DataError unless the table has these columns. purpose: what they are for"""
@@ -283,17 +404,24 @@ class Survey:
                 raise DataError(f"{purpose} = {name!r}: there is no such column; {hint}")
 
 
-def survey(batches: Batches) -> Survey:
-    """Look at all rows once."""
+def survey(batches: Batches, missing: Sequence[str] = ()) -> Survey:
+    """Look at all rows once. missing: what means a missing value, as "column=999" """
     rows = 0
+    declared: dict[str, tuple[str, ...]] = {}
+    for entry in missing:
+        name, _, value = entry.rpartition("=")
+        declared[name] = (*declared.get(name, ()), value)
     scans: dict[str, _Scan] = {}
+    hashes: list[np.ndarray] = []
     for batch in batches():
-        scans = scans or dict(zip(batch, map(_Scan, batch), strict=True))
+        scans = scans or {name: _Scan(name, declared.get(name, ())) for name in batch}
         if set(batch) != set(scans):
             raise DataError(f"files with different columns: {sorted(batch)} and {sorted(scans)}")
         rows += len(next(iter(batch.values())))
         for name, values in batch.items():
             scans[name].add(values)
+        if rows <= COMPARED:
+            hashes.append(_row_hashes([batch[name] for name in scans]))
     if rows == 0:
         raise DataError("the table has no rows: check the file")
     if len(scans) == 1:
@@ -301,7 +429,20 @@ def survey(batches: Batches) -> Survey:
             f"the table has one column, {next(iter(scans))[:60]!r}: it needs a label and features; "
             "if another sign than , ; | or tab sets its columns apart, say separator = ..."
         )
-    return Survey(rows, {name: scan.profile() for name, scan in scans.items()})
+    repeated = rows - len(np.unique(np.concatenate(hashes))) if rows <= COMPARED else 0
+    return Survey(rows, {name: scan.profile() for name, scan in scans.items()}, repeated)
+
+
+def _row_hashes(columns: Sequence["pyarrow.Array"]) -> np.ndarray:
+    """A hash of each row (n,), of all its values as they are written."""
+    total = np.zeros(len(columns[0]), np.uint64)
+    for values in columns:
+        coded = values.dictionary_encode()
+        own = np.array([*map(hash, coded.dictionary.to_pylist()), 0]).astype(np.uint64)
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        total = total * np.uint64(0x9E3779B97F4A7C15) + own[codes]
+        total ^= total >> np.uint64(29)
+    return total
 
 
 # Columns with a role
@@ -359,7 +500,8 @@ class Facts:
     def left_out(self, table: Survey) -> dict[str, str]:
         """The columns that are no features, and why."""
         used = (*self.no_features, *self.roles.keep, *self.roles.categories)
-        why = {name: ID for name, p in table.profiles.items() if p.is_id and name not in used}
+        reasons = {name: profile.why_left_out for name, profile in table.profiles.items()}
+        why = {name: reason for name, reason in reasons.items() if reason and name not in used}
         dropped = [name for name in self.roles.drop if name not in self.no_features]
         return why | dict.fromkeys(dropped, "dropped")
 
@@ -370,20 +512,6 @@ def columns_in(names: str, table: Survey) -> tuple[str, ...]:
 
 
 # The second pass
-
-
-def _with_missing(table: Survey, missing: Sequence[str]) -> dict[str, PlainColumn]:
-    """Profile the columns, with the numbers that mean a missing value: "column=number"."""
-    columns = {name: profile.column for name, profile in table.profiles.items()}
-    for entry in missing:
-        name, _, value = entry.rpartition("=")
-        column = columns[name]
-        if column.becomes != "number" or not plain_table.is_number(value):
-            raise DataError(
-                f"missing = {entry!r}: write column=number; {name!r} holds {column.becomes}s"
-            )
-        columns[name] = replace(column, missing_as=(*column.missing_as, value))
-    return columns
 
 
 def _fill(
@@ -405,7 +533,8 @@ def _fill(
             values[part] = _numbers(column, batch[column.name])
         for column, values, texts in zip(coded, codes, known, strict=True):
             if len(texts) <= MANY or column.name in clients:
-                values[part] = _encode(batch[column.name], texts, column.becomes == "number")
+                is_number = column.becomes == "number"
+                values[part] = _encode(batch[column.name], texts, is_number, column.missing_as)
         start = part.stop
     for values, texts in zip(codes, known, strict=True):
         rank = np.full(len(texts) + 1, -1, np.int32)  # alphabetical; code -1 stays what it is
@@ -419,7 +548,7 @@ def _numbers(column: PlainColumn, values: "pyarrow.Array") -> np.ndarray:
     is_plain = column.becomes == "number" and column.decimal == "."
     cast = _cast(values) if is_plain else None
     if cast is not None:
-        gaps = [float(text) for text in column.missing_as if plain_table.is_number(text)]
+        gaps = _as_numbers(column.missing_as)
         return np.where(np.isin(cast, gaps), np.nan, cast) if gaps else cast
     texts: dict[str, int] = {}
     codes = _encode(values, texts)
@@ -437,15 +566,18 @@ def _array(text: bytes) -> np.ndarray:
     return np.frombuffer(text, np.uint8)
 
 
-def read_survey(file: Path, batches: Batches, options: str) -> Survey:
-    """Profile a file's columns, from the cache if it was read before."""
+def read_survey(file: Path, batches: Batches, options: str, missing: Sequence[str] = ()) -> Survey:
+    """Profile a file's columns, from the cache if it was read before.
+
+    options: by which `batches` read it; missing: what means a missing value, as "column=999"
+    """
     if not file.is_file():
         next(batches())  # raises what is wrong with it
 
     def parse(new: New) -> None:
-        write_arrays(new, survey=_array(_SURVEY.dump_json(survey(batches))))
+        write_arrays(new, survey=_array(_SURVEY.dump_json(survey(batches, missing))))
 
-    arrays = cached("survey", [file], parse, options)
+    arrays = cached("survey", [file], parse, repr((options, missing)) if missing else options)
     return _SURVEY.validate_json(arrays["survey"].tobytes())
 
 
@@ -454,12 +586,12 @@ def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Tab
 
     options: by which `batches` read the file, or the folder of files
     """
-    seen = read_survey(file, batches, options)
+    seen = read_survey(file, batches, options, roles.missing)
     facts = Facts.of(seen, roles)
     left_out = facts.left_out(seen)
     plain: list[PlainColumn] = []
     coded: list[PlainColumn] = []
-    columns = _with_missing(seen, roles.missing)
+    columns = {name: profile.column for name, profile in seen.profiles.items()}
     for name, column in columns.items():
         if name not in left_out or name == roles.order:
             is_coded = column.becomes == "text" or name in (*facts.client, *roles.categories)
@@ -473,16 +605,16 @@ def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Tab
     strings = json.loads(arrays["texts"].tobytes())
     for column, own, codes in zip(coded, strings, np.asarray(arrays["codes"]), strict=True):
         texts[column.name] = np.array(own, dtype=str), codes
-        columns[column.name] = PlainColumn(column.name, "text")
+        columns[column.name] = PlainColumn(column.name, "text", missing_as=column.missing_as)
         if len(own) > MANY and column.name not in facts.client:
             left_out[column.name] = f"it has more than {MANY:,} different strings"
     for name, why in left_out.items():
-        columns[name] = PlainColumn(name, "nothing", why, is_id=why == ID)
+        columns[name] = PlainColumn(name, "nothing", why, is_id=why in (ID, FREE_TEXT))
     profiles = {name: replace(p, column=columns[name]) for name, p in seen.profiles.items()}
     numbers = {}
     for column, values in zip(plain, np.asarray(arrays["numbers"]), strict=True):
         numbers[column.name] = values
-    return Table(facts, seen.rows, profiles, numbers, texts)
+    return Table(facts, seen.rows, profiles, numbers, texts, seen.repeated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -494,6 +626,7 @@ class Table:
     profiles: Mapping[str, Profile]
     stored_numbers: Mapping[str, np.ndarray]
     stored_texts: Mapping[str, Coded]
+    repeated: int = 0  # rows that are the same as an earlier one
 
     @property
     def label(self) -> str:

@@ -21,8 +21,8 @@ OTHER = "other"  # the level of strings that are not among the levels
 GAP = "missing"  # the level of missing strings
 MISSING = (
     *("", "?", "-", "--", ".", "NA", "N/A", "n/a", "na", "n.a.", "N.A.", "k.A.", "#N/A", "<NA>"),
-    *("NaN", "nan", "NaT", "NULL", "null", "#NULL!", "#DIV/0!", "#VALUE!", "None"),
-)
+    *("NaN", "nan", "NaT", "NULL", "null", "#NULL!", "#DIV/0!", "#VALUE!"),
+)  # words such as None are categories, unless `missing_as` has them
 TRUTH = (  # false and true, in lower case
     ("false", "true"),
     ("no", "yes"),
@@ -55,6 +55,10 @@ MONTHS = (  # how their names begin: in English, German, French, Spanish, Italia
     *("jun juin giu cze", "jul juil lug lip", "aug aoû aou ago sie", "sep set wrz"),
     *("oct okt ott paź paz", "nov lis", "dec dez déc dic gru"),
 )
+MIXED = {  # dates in several notations: that of a numbered day and month, and those of no doubt
+    "day first": ("day-month-year", "month-day-year"),
+    "month first": ("month-day-year", "day-month-year"),
+}
 CENTURY = 69  # two digits of a year from here on are of the 20th century, as in POSIX
 TIME = re.compile(
     r"([T ](?P<hour>[01]?\d|2[0-4]):(?P<minute>[0-5]\d)(:(?P<second>[0-6]\d(\.\d+)?))?"
@@ -96,9 +100,9 @@ class PlainColumn:
     is_id: bool = False  # of "nothing": whether it names the rows
     decimal: str = "."  # of a number: a key of NOTATIONS
     unit: str = ""  # of a number: what stands before or after it in every row
-    missing_as: tuple[str, ...] = ()  # of a number: strings and numbers that mean a missing value
+    missing_as: tuple[str, ...] = ()  # strings and numbers that mean a missing value
     words: tuple[str, str] = ("false", "true")  # of a boolean
-    order: str = ""  # of a date: a key of DATES
+    order: str = ""  # of a date: a key of DATES or of MIXED
     mean: float = 0.0  # of the training rows' known values
     deviation: float = 1.0
     median: float = 0.0  # replaces a missing value
@@ -149,6 +153,8 @@ def plain_code(text: str) -> str:
 
 def _days(text: str, order: str) -> float:
     """Days since 1 January 1970."""
+    if order in MIXED:
+        return _days(text, _order_of(text, *MIXED[order]))
     date = DATES[order].match(text)
     time = TIME.fullmatch(text, date.end()) if date else None
     if date is None or time is None:
@@ -160,6 +166,15 @@ def _days(text: str, order: str) -> float:
         year += 1900 if year >= CENTURY else 2000
     day = datetime(year, _month(date["month"]), int(date["day"]))
     return (day - EPOCH).days + _seconds(time) / 86400
+
+
+def _order_of(text: str, usual: str, other: str) -> str:
+    """The order of a single date among dates in several notations."""
+    for order in ("year-month-day", "yearmonthday"):
+        if DATES[order].match(text):
+            return order
+    named = DATES[other].match(text)  # 16 Nov 2024 and Nov 16, 2024 cannot be mistaken
+    return other if named and not named["month"].isdigit() else usual
 
 
 def _seconds(time: re.Match[str]) -> float:
@@ -191,7 +206,7 @@ def parse_number(column: PlainColumn, text: str) -> float:
     if text in MISSING or text in column.missing_as:
         return math.nan
     if column.becomes == "boolean":
-        return float(column.words.index(text.lower()))
+        return float([word.lower() for word in column.words].index(text.lower()))
     if column.becomes == "date":
         return _days(text, column.order)
     if column.becomes != "number":
@@ -278,7 +293,7 @@ def notations(column: PlainColumn) -> Iterator[PlainColumn]:
             for decimal in NOTATIONS:
                 yield replace(column, decimal=decimal, unit=unit)
     elif column.becomes == "date":
-        for order in DATES:
+        for order in (*DATES, *MIXED):
             yield replace(column, order=order)
     elif column.becomes == "boolean":
         for words in (*TRUTH, ("0", "1")):
@@ -300,7 +315,8 @@ def level_positions(column: PlainColumn, texts: Sequence[str]) -> np.ndarray:
     positions = []
     for text in map(stripped, texts):
         level = text if text in position else plain_code(text)
-        positions.append(missing if is_missing(text) else position.get(level, unknown))
+        is_gap = is_missing(text) or text in column.missing_as
+        positions.append(missing if is_gap else position.get(level, unknown))
     return np.array([*positions, missing], dtype=np.int64)
 
 

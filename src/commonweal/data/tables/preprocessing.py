@@ -21,7 +21,7 @@ from commonweal.data.tables.plain_table import GAP, OTHER, PlainColumn, read_col
 Statistics = Literal["pooled", "federated", "public"]
 FORMAT = 1
 SHOWN = 6  # columns that a note names
-ID = "it looks like an id or free text"  # why a column is left out
+ID = "it looks like an id"  # why a column is left out
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ FIELDS = {
     "number": ("decimal", "unit", "missing_as", *NUMERIC),
     "boolean": ("words", *NUMERIC),
     "date": ("order", *NUMERIC),
-    "text": ("levels", "other", "missing"),
+    "text": ("missing_as", "levels", "other", "missing"),
     "nothing": ("why", "is_id"),
 }
 
@@ -127,7 +127,8 @@ def _fields(column: PlainColumn) -> dict[str, object]:
 
 def _doubts(column: PlainColumn, texts: Sequence[str]) -> list[str]:
     """Notes on the strings of a column that the training rows do not explain."""
-    stated = {plain_table.stripped(text) for text in texts if not plain_table.is_missing(text)}
+    words = (*plain_table.MISSING, *column.missing_as)
+    stated = set(map(plain_table.stripped, texts)).difference(words)
     if column.becomes == "text":
         known = set(column.levels)
         new = {text for text in stated if not {text, plain_table.plain_code(text)} & known}
@@ -138,7 +139,7 @@ def _doubts(column: PlainColumn, texts: Sequence[str]) -> list[str]:
     notations = plain_table.notations_of(column, sorted(stated))
     if notations and column.becomes == "number":
         parse = partial(plain_table.parse_number, notations[0])
-        endless = {text for text in stated - set(column.missing_as) if np.isnan(parse(text))}
+        endless = {text for text in stated if np.isnan(parse(text))}
         if endless:
             notes.append(f"{column.name}: {_first(endless)} has no finite value, taken as missing")
     if notations and column not in notations:

@@ -34,6 +34,11 @@ def divide_rows(table: Table, test: Test, fold: str, least: int) -> UsedRows:
     notes = []
     if len(rows) < table.rows:
         notes.append(f"{table.rows - len(rows)} rows without a label or client are left out")
+    if table.repeated:
+        notes.append(
+            f"{table.repeated} rows are the same as an earlier row in all columns: if they were "
+            "entered twice, delete them, as the copy of a test row may be in training"
+        )
     notes += _on_names(list(table.profiles))
     split = table.facts.roles.split
     tested, others = _tested(table, rows, fold) if split else ([], [])

@@ -427,7 +427,7 @@ def _about(column: PlainColumn, contents: Table, is_code: bool) -> str:
     if dates and len(dates) > 0.9 * len(levels):
         text += f"; looks like dates ({dates[0]}): write them as 2026-11-16 to use them as time"
     if column.unit:
-        text += f" with the unit {column.unit}"
+        text += f" with the unit {column.unit}{', which some lack' if profile.some_bare else ''}"
     if column.missing_as:
         text += f"; {_some(column.missing_as)} count as missing"
     gaps = int(contents.gaps(column.name).sum())

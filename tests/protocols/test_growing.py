@@ -9,7 +9,7 @@ from cases import cases
 from commonweal.models.tree_ensemble import TreeEnsemble, Trees, descend, from_sklearn, not_above
 from commonweal.protocols.growing import Growing, Limits, Question
 from commonweal.training.bins import Bins
-from commonweal.training.histograms import Cells, exact, histograms
+from commonweal.training.histograms import Histograms, codes_of, exact
 
 RNG = np.random.default_rng(0)
 ROWS = 1500
@@ -48,21 +48,17 @@ def grown(x: np.ndarray, y: np.ndarray, limits: Limits) -> tuple[Growing, int]:
     bins = bins_of(x)
     features = np.arange(x.shape[1])
     growing = Growing(bins, Question.of(bins, features, features[:0]), limits)
-    cells = Cells.of(torch.from_numpy(x), bins)
-    derivatives = exact(np.column_stack([y.mean() - y, np.ones(len(y))]))
+    adding = Histograms(
+        codes_of(torch.from_numpy(x), bins), bins, exact(y.mean() - y), exact(np.ones(len(y)))
+    )
     requests = 0
     while growing.asked:
         trees = Trees.unpacked(torch.from_numpy(growing.so_far()[None]).float())
         start = torch.zeros(len(x), 1, dtype=torch.int64)
         node = descend(trees, torch.from_numpy(x), start, requests)[:, 0].numpy()
-        slot = np.full(len(x), -1)
-        for k, asked in enumerate(growing.asked):
-            slot[node == asked] = k
-        counted = np.flatnonzero(slot >= 0)
-        sums, rows = histograms(
-            cells, bins, counted, slot[counted], derivatives[counted], len(growing.asked)
-        )
-        growing.receive(np.concatenate([sums, rows[..., None]], -1))
+        asked = [np.flatnonzero(node == k).astype(np.uint32) for k in growing.asked]
+        sums, rows = adding.of(asked)
+        growing.receive(np.concatenate([sums, rows[:, None]], 1))
         requests += 1
     return growing, requests
 

@@ -5,6 +5,7 @@ name, not by its position: its batches do not change when another client joins.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ BEGIN, LANGEVIN, CLASSIFY, SAMPLE, JUDGE = 32, 33, 34, 35, 36  # of synthetic da
 WORD = (1 << 64) - 1
 
 
+@lru_cache(1 << 16)  # each request to a client asks for its own
 def key(name: str) -> int:
     """A stable 64-bit number for a client's name, the same on every machine."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -233,9 +233,11 @@ class Simulator(LocalEngine):
         """The positions in a request of the clients that answer together."""
         mode, _ = self.decision(algorithm)
         positions = torch.arange(len(clients))
+        if algorithm.together:
+            return [positions]
         budget: int | None = None
         cost = 1
-        if mode == "loop" or (algorithm.client is None and not algorithm.together):
+        if mode == "loop" or algorithm.client is None:
             budget = 0
         elif mode == "chunked" and self.deterministic:
             # Groups that do not depend on who else is asked of this process: those of several

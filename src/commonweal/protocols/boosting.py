@@ -39,7 +39,7 @@ from commonweal.protocols.algorithm import (
 )
 from commonweal.protocols.averaging import label_counts
 from commonweal.protocols.growing import Growing, Limits, Question
-from commonweal.protocols.tree_work import LEFT, TreeWork, bins_of
+from commonweal.protocols.tree_work import LEFT, VALUE, TreeWork, bins_of
 from commonweal.rules.rule import Decision, Need, Reports, Rule, decide
 from commonweal.task import scores
 from commonweal.task.task import Task
@@ -50,8 +50,7 @@ from commonweal.training.evaluation import by_client
 from commonweal.training.gradients import GRADIENTS
 
 UNAVAILABLE: frozenset[Need] = frozenset({"update", "loss_after"})
-VALUE = 5  # the column of a tree
-COLUMNS = purpose("columns")  # of the random stream that draws them
+COLUMNS, ROWS = map(purpose, ("columns", "histogram"))  # of the random streams that draw them
 Preparing = Generator[Request, Replies, State]
 
 
@@ -309,7 +308,7 @@ class Boosting(Algorithm):
             message |= growing_trees(grown) | {"level": torch.tensor(level)}
             values = yield from self.total(cohort, message, "histogram", per_row)
             sums, rows = values["sums"].numpy(), values["rows"].numpy()
-            histograms = np.concatenate([sums, rows[..., None]], -1)
+            histograms = np.concatenate([sums, rows[:, None]], 1)
             begin = 0
             for growing in grown:
                 end = begin + len(growing.asked)
@@ -453,11 +452,13 @@ class Boosting(Algorithm):
             return self.losses(work, message, group), self.kept(group)
         if request.purpose == "count":
             return self.counts(work, message, group), group.states
-        if request.purpose == "histogram":
-            sums, rows = work.histograms(message, self.row_weights(group))
+        if request.purpose in ("histogram", "median"):
+            key = message["round"], group.ids, group.each["weight"]
+            work.weigh(key, lambda: self.row_weights(group))
+            if request.purpose == "median":
+                return {"below": work.below(message)[None]}, self.kept(group)
+            sums, rows = work.histograms(message)
             return {"sums": sums[None], "rows": rows[None]}, self.kept(group)
-        if request.purpose == "median":
-            return {"below": work.below(message, self.row_weights(group))[None]}, self.kept(group)
         raise ConfigError(f"boosting has no answer to a request for {request.purpose!r}")
 
     def kept(self, group: Group) -> ClientState:
@@ -516,7 +517,8 @@ class Boosting(Algorithm):
         weights = by_client.repeat_interleave(group.rows.sizes).numpy()
         if self.sample_rows < 1:
             offsets = group.rows.offsets.tolist()
-            for client, draws in zip(group.ids.tolist(), group.streams.begin(), strict=True):
+            streams = group.streams._replace(purpose=ROWS).begin()
+            for client, draws in zip(group.ids.tolist(), streams, strict=True):
                 own = slice(offsets[client], offsets[client + 1])
                 weights[own] *= draws.random(own.stop - own.start) < self.sample_rows
         return weights
@@ -526,15 +528,15 @@ def growing_trees(grown: list[Growing]) -> Tensors:
     """Return what clients must know of growing trees: nodes, and whose rows to add up where."""
     tables = [growing.so_far() for growing in grown]
     size = max(map(len, tables))
-    tree = Trees.empty(len(grown), size).packed
-    slots = torch.full((len(grown), size), -1)
+    tree = np.zeros((len(grown), size, VALUE + 1), np.float32)
+    tree[..., LEFT:VALUE] = np.arange(size)[:, None]
+    slots = np.full((len(grown), size), -1)
     number = 0
-    for column, (table, growing) in enumerate(zip(tables, grown, strict=True)):
-        tree[column, : len(table)] = torch.from_numpy(table).float()
-        for node in growing.asked:
-            slots[column, node] = number
-            number += 1
-    return {"tree": tree, "slots": slots}
+    for own, own_slots, table, growing in zip(tree, slots, tables, grown, strict=True):
+        own[: len(table)] = table
+        own_slots[growing.asked] = number + np.arange(len(growing.asked))
+        number += len(growing.asked)
+    return {"tree": torch.from_numpy(tree), "slots": torch.from_numpy(slots)}
 
 
 def rules_of_losses() -> list[str]:

@@ -80,25 +80,24 @@ class Question(NamedTuple):
             features: Which these are.
             clients: The features that are 1 for one client; empty: trees do not ask for it.
         """
-        thresholds, right, left = [], [], []
-        for cuts, missing in zip(bins.by_feature(), bins.missing, strict=True):
-            more = [LARGEST] * (1 + int(missing))
-            count = len(cuts)
-            thresholds += [*cuts, *more]
-            # All values on one side and missing ones on the other is a split, too.
-            right += [True] * count + ([True, False] if missing else [False])
-            left += [bool(missing)] * count + [False] * (1 + int(missing))
         count = len(clients)
-        feature = np.concatenate([np.repeat(features, bins.sizes), clients])
-        threshold = np.array(thresholds + [0.5] * count, np.float32)
+        shift = bins.starts - (bins.lengths.cumsum() - bins.lengths)
+        between = np.arange(len(bins.cuts)) + np.repeat(shift, bins.lengths)  # cells before cuts
+        last = (bins.starts + bins.lengths)[bins.missing]  # of values that are not missing
+        threshold = np.full(bins.total, LARGEST, np.float32)
+        threshold[between] = bins.cuts
+        is_right = np.zeros(bins.total, np.bool_)
+        is_right[between] = True
+        is_right[last] = True  # all values on one side and missing ones on the other
         has_missing = np.repeat(bins.missing, bins.sizes)
-        is_left = np.array(left + [False] * count)
+        is_left = has_missing & (threshold < LARGEST)
+        none = np.zeros(count, np.bool_)
         return cls(
-            feature,
-            threshold,
-            np.array(right + [True] * count),
-            is_left,
-            np.concatenate([has_missing, np.zeros(count, np.bool_)]),
+            np.concatenate([np.repeat(features, bins.sizes), clients]),
+            np.concatenate([threshold, np.full(count, 0.5, np.float32)]),
+            np.concatenate([is_right, ~none]),
+            np.concatenate([is_left, none]),
+            np.concatenate([has_missing, none]),
         )
 
 
@@ -108,26 +107,25 @@ def best_splits(
     """The best split of each node, or None where none gains anything.
 
     Args:
-        histograms: The sums of derivatives and the rows, by cell (nodes, cells, 3).
+        histograms: The sums of derivatives and the rows, by cell (nodes, 3, cells).
         bins: The bins of the features.
         question: The possible splits.
         limits: What a split must leave.
     """
-    totals = histograms[:, : bins.sizes[0]].sum(1)  # (nodes, 3): all bins of any feature
-    ordered = histograms[:, : bins.total]
-    sums = ordered.cumsum(1)
-    before = sums[:, bins.starts] - ordered[:, bins.starts]
-    others = totals[:, None] - histograms[:, bins.total :]  # than a client
-    left = np.concatenate([sums - np.repeat(before, bins.sizes, axis=1), others], axis=1)
-    gains = [np.where(question.is_right, _gains(left, totals, limits), -np.inf)]
+    totals = histograms[..., : bins.sizes[0]].sum(2)  # (nodes, 3): all bins of any feature
+    left = histograms.copy()
+    ordered = left[..., : bins.total]
+    ordered[..., bins.starts[1:]] -= np.add.reduceat(ordered, bins.starts, axis=2)[..., :-1]
+    np.cumsum(ordered, axis=2, out=ordered)
+    left[..., bins.total :] = totals[..., None] - left[..., bins.total :]  # others than a client
     lefts = [left]
+    gains = [_gains(left, totals, question.is_right, limits)]
     if question.is_left.any():
         last = bins.starts + bins.sizes - 1
-        missing = np.where(bins.missing[:, None], histograms[:, last], 0.0)
-        more = np.repeat(missing, bins.sizes, axis=1)
-        more = np.concatenate([more, np.zeros_like(others)], axis=1)
-        lefts.append(left + more)
-        gains.append(np.where(question.is_left, _gains(lefts[1], totals, limits), -np.inf))
+        missing = np.where(bins.missing, histograms[..., last], 0.0)
+        lefts.append(left.copy())
+        lefts[1][..., : bins.total] += np.repeat(missing, bins.sizes, axis=2)
+        gains.append(_gains(lefts[1], totals, question.is_left, limits))
     splits: list[TreeSplit | None] = []
     for node, total in enumerate(totals):
         cells = [int(gain[node].argmax()) for gain in gains]
@@ -139,7 +137,7 @@ def best_splits(
             continue
         cell = cells[side]
         feature = int(question.feature[cell])
-        below = lefts[side][node, cell]
+        below = lefts[side][node, :, cell]
         above = total - below
         missing_left = side == 1
         if not question.has_missing[cell]:  # such rows go where most are
@@ -149,18 +147,24 @@ def best_splits(
     return splits
 
 
-def _gains(left: Floats, totals: Floats, limits: Limits) -> Floats:
+def _gains(left: Floats, totals: Floats, asked: NDArray[np.bool_], limits: Limits) -> Floats:
     """Return twice the fall of the loss by each split (nodes, cells); -inf: not allowed."""
-    total = totals[:, None]
-    gains = _score(left, limits) + _score(total - left, limits) - _score(total, limits)
-    rows = np.minimum(left[..., ROWS], total[..., ROWS] - left[..., ROWS])
-    curvature = np.minimum(left[..., SECOND], total[..., SECOND] - left[..., SECOND])
-    allowed = (rows >= limits.rows) & (curvature >= limits.curvature)
-    return np.where(allowed, gains, -np.inf)
+    total = totals[..., None]
+    right = total - left
+    gains: Floats = _score(left, limits)
+    gains += _score(right, limits)
+    gains -= _score(total, limits)
+    allowed = (left[:, ROWS] >= limits.rows) & (right[:, ROWS] >= limits.rows) & asked
+    allowed &= (left[:, SECOND] >= limits.curvature) & (right[:, SECOND] >= limits.curvature)
+    gains[~allowed] = -np.inf
+    return gains
 
 
 def _score(sums: Floats, limits: Limits) -> Floats:
-    return sums[..., FIRST] ** 2 / (sums[..., SECOND] + limits.l2 + TINY)
+    first = sums[:, FIRST]
+    score: Floats = first * first
+    score /= sums[:, SECOND] + (limits.l2 + TINY)
+    return score
 
 
 @dataclass
@@ -171,7 +175,7 @@ class TreeNode:
     depth: int
     split: TreeSplit | None = None
     children: tuple[int, int] | None = None
-    histogram: Floats | None = None  # (cells, 3), until its children's are known
+    histogram: Floats | None = None  # (3, cells), until its children's are known
 
 
 @dataclass
@@ -193,10 +197,10 @@ class Growing:
     asked: list[int] = field(default_factory=lambda: [0])
 
     def receive(self, histograms: Floats) -> None:
-        """Take the histograms (asked, cells, 3), and ask for those of the next depth."""
+        """Take the histograms (asked, 3, cells), and ask for those of the next depth."""
         known = self.asked
         if known == [0]:
-            self.nodes[0].sums = histograms[0, : self.bins.sizes[0]].sum(0)
+            self.nodes[0].sums = histograms[0, :, : self.bins.sizes[0]].sum(1)
         for k, histogram in zip(self.asked, histograms, strict=True):
             self.nodes[k].histogram = histogram
         known = known + self._subtract()

@@ -4,7 +4,8 @@ Each request says all that an answer needs, so that a client keeps nothing betwe
 computed for one request is remembered for the next, as long as it follows from it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,15 +14,43 @@ from torch import Tensor
 
 from commonweal.base.tensors import Tensors
 from commonweal.data.rows import Rows
-from commonweal.models.tree_ensemble import Trees, descend, leaf_values
+from commonweal.models.tree_ensemble import Trees, leaf_values
 from commonweal.task.task import Task
 from commonweal.training import gradients
 from commonweal.training.bins import Bins
-from commonweal.training.histograms import Cells, exact, histograms
+from commonweal.training.histograms import Codes, Histograms, codes_of, exact
 
 Floats = NDArray[np.float64]
-LEFT = 3  # the column of trees
+Numbers = NDArray[np.uint32]
+LEFT, VALUE = 3, 5  # the columns of trees
 AT_ONCE = 1 << 18  # rows whose leaves are found together
+
+
+@dataclass
+class Part:
+    """The rows that reach a node of a tree: those of its children once it is divided.
+
+    Attributes:
+        rows: Their numbers (n,).
+        question: By which it is divided: feature, threshold, whether missing values go left.
+        children: The parts on the left and right.
+    """
+
+    rows: Numbers | None
+    question: Sequence[float] = ()
+    children: tuple["Part", ...] = ()
+
+    def pieces(self) -> Iterator[Numbers]:
+        """The numbers of its rows, in pieces."""
+        if self.rows is not None:
+            yield self.rows
+        for child in self.children:
+            yield from child.pieces()
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of its rows (n,)."""
+        return np.concatenate(list(self.pieces())) if self.rows is None else self.rows
 
 
 class TreeWork:
@@ -39,17 +68,21 @@ class TreeWork:
         self.depth = depth
         self.client: Tensor | None = None  # whose row each is (N,), where trees ask for it
         self.x = task.ready_tensor(rows.x).reshape(len(rows.y), -1).float()
-        self._trees = torch.empty(0, 0, 6)
-        self._base = torch.empty(0)
-        self._sums = torch.empty(0)
-        self._derivatives: tuple[Floats, Floats] | None = None
         self._ordered: tuple[Tensor, Tensor] | None = None  # until there are bins
         self._bins: Bins | None = None
-        self._cells: Cells | None = None
-        self._drawn: tuple[tuple[int, ...], Cells, Bins] | None = None
-        self._tree = torch.empty(0, 0, 6)  # the growing one, of each column
-        self._level = 0  # its depth
-        self._nodes = torch.empty(0, 0, dtype=torch.int64)  # where the rows are in it
+        self._codes: Codes = np.empty((0, 0), np.uint8)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was computed by trees."""
+        self._trees = torch.empty(0, 0, 6)
+        self._base = torch.empty(0)
+        self._sums = np.empty((0, 0))
+        self._derivatives: tuple[Floats, Floats] | None = None
+        self._weighing: tuple[Tensor, ...] = ()
+        self._weights = np.empty(0)
+        self._roots: list[Part] = []  # of the growing tree of each column
+        self._adding: tuple[tuple[int, ...], list[Histograms]] | None = None
 
     def name(self, ids: Tensor, clients: Tensor) -> None:
         """Say which clients some positions in the rows are, for trees that ask for it."""
@@ -61,10 +94,20 @@ class TreeWork:
             return
         named[ids] = clients
         self.client = named.repeat_interleave(self.rows.sizes)
-        self._trees = torch.empty(0, 0, 6)  # what was computed was for others
-        self._base = torch.empty(0)
-        self._tree = torch.empty(0, 0, 6)
-        self._drawn = None
+        self._forget()  # it was for others
+
+    def weigh(self, key: tuple[Tensor, ...], weights: Callable[[], Floats]) -> None:
+        """Set by what each row's derivatives are multiplied (N,); 0: it does not count.
+
+        Args:
+            key: The weights are those of before where this is the same.
+            weights: Computes them.
+        """
+        if len(key) == len(self._weighing) and all(map(torch.equal, key, self._weighing)):
+            return
+        self._weighing, self._weights = key, weights()
+        self._roots = []
+        self._adding = None
 
     def ordered(self, index: Tensor) -> Tensor:
         """The values of each feature of some rows in their order, (features, n); NaN is last."""
@@ -72,7 +115,7 @@ class TreeWork:
             self._ordered = index, torch.from_numpy(np.sort(self.x[index].T.numpy(), axis=1))
         return self._ordered[1]
 
-    def sums(self, message: Tensors) -> Tensor:
+    def sums(self, message: Tensors) -> Floats:
         """Return the outputs of the trees so far for all rows, (N, columns)."""
         table, base = message["trees"], message["base"]
         known = len(self._trees)
@@ -83,32 +126,39 @@ class TreeWork:
             and torch.equal(self._trees, table[:known])
         )
         if not continues:
-            known = 0
+            self._trees = table[:0]
             start = base[1:] - base[:1] if len(base) == 2 else base
-            self._sums = start.double().repeat(len(self.rows.y), 1)
-        if known < len(table) or not continues:
-            self._add(Trees.unpacked(table[known:]))
+            self._sums = start.double().repeat(len(self.rows.y), 1).numpy()
+        new = table[len(self._trees) :]
+        if len(new) or not continues:
+            self._add(new)
             self._trees, self._base = table, base
             self._derivatives = None
+            self._adding = None
         return self._sums
 
-    def _parts(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The rows in parts, each with whose they are."""
-        for begin in range(0, max(1, len(self.x)), AT_ONCE):
-            part = slice(begin, begin + AT_ONCE)
-            yield self.x[part], None if self.client is None else self.client[part]
-
-    def _add(self, trees: Trees) -> None:
+    def _add(self, table: Tensor) -> None:
         """Add the values of further trees to the sums, one after another."""
+        others = np.arange(len(self.x))
+        if len(self._roots) == len(table):  # they grew here
+            for column, tree in enumerate(table):
+                values, sums = tree[:, VALUE].tolist(), self._sums[:, column]
+                for leaf, part in self._reached(column, tree):
+                    for rows in part.pieces():
+                        sums[rows] += values[leaf]
+            others = np.flatnonzero(self._weights <= 0)
         columns = self._sums.shape[1]
-        for begin in range(0, len(trees.feature), columns):
-            some = Trees(*(values[begin : begin + columns] for values in trees))
-            parts = [leaf_values(some, x, self.depth, own) for x, own in self._parts()]
-            self._sums = self._sums + torch.cat(parts).squeeze(-1)
+        for start in range(0, len(others), AT_ONCE):
+            chunk = others[start : start + AT_ONCE]
+            client = None if self.client is None else self.client[chunk]
+            for begin in range(0, len(table), columns):
+                some = Trees.unpacked(table[begin : begin + columns])
+                added = leaf_values(some, self.x[chunk], self.depth, client)
+                self._sums[chunk] += added.squeeze(-1).numpy()
 
     def outputs(self, message: Tensors) -> Tensor:
         """The outputs (N, outputs) of the trees so far, in float64."""
-        sums = self.sums(message)
+        sums = torch.from_numpy(self.sums(message))
         base = message["base"]
         if len(base) == 2:
             sums = torch.cat([base[0] + torch.zeros_like(sums), base[0] + sums], 1)
@@ -116,7 +166,7 @@ class TreeWork:
 
     def derivatives(self, message: Tensors) -> tuple[Floats, Floats]:
         """The first and second derivatives (N, columns) of the rows' losses."""
-        sums = self.sums(message).numpy()
+        sums = self.sums(message)
         if self._derivatives is None:
             task = self.task
             y = task.scaled(self.rows.y).double().numpy()
@@ -130,97 +180,129 @@ class TreeWork:
                 self._derivatives = first * factor, second * factor
         return self._derivatives
 
-    def cells(self, message: Tensors) -> tuple[Cells, Bins]:
-        """The rows' cells in the bins of the features that a message names, and these bins."""
+    def _find_codes(self, message: Tensors) -> Bins:
+        """Find the rows' bins, once."""
         bins = bins_of(message)
-        features, clients = message["features"].numpy(), int(message["clients"])
-        if self._cells is None or self._bins is None or not self._bins.equals(bins):
-            self._cells = Cells.of(self.x, bins)
-            self._bins = bins
-            self._ordered = self._drawn = None
-        key = (*features.tolist(), clients)
-        if self._drawn is None or self._drawn[0] != key:
-            some = bins.only(features)
-            cells = self._cells.only(features, bins, some)
-            if clients:
-                assert self.client is not None
-                cells = cells.with_clients(self.client.numpy(), clients)
-            self._drawn = key, cells, some
-        return self._drawn[1:]
+        if self._bins is None or not self._bins.equals(bins):
+            self._codes, self._bins = codes_of(self.x, bins), bins
+            self._ordered = self._adding = None
+            self._roots = []
+        return self._bins
 
-    def nodes(self, tree: Tensor, level: int) -> Tensor:
-        """Return each row's node in a growing tree of each column (columns, n, 6), (N, columns)."""
-        begin, position = 0, torch.zeros(len(self.x), len(tree), dtype=torch.int64)
-        if self._grows_from(tree, level):
-            begin, position = self._level, self._nodes
-        trees = Trees.unpacked(tree)
-        parts = [
-            descend(trees, x, known, level - begin, own)
-            for (x, own), known in zip(self._parts(), torch.split(position, AT_ONCE), strict=True)
-        ]
-        self._tree, self._level, self._nodes = tree, level, torch.cat(parts)
-        return self._nodes
+    def _reached(self, column: int, tree: Tensor) -> Iterator[tuple[int, Part]]:
+        """Yield the leaves of a column's tree (n, 6), with the rows that count and reach them."""
+        if not self._roots:
+            rows = np.flatnonzero(self._weights > 0).astype(np.uint32)
+            self._roots = [Part(rows) for _ in range(self._sums.shape[1])]
+        nodes = tree.tolist()
+        waiting = [(0, self._roots[column])]
+        while waiting:
+            node, part = waiting.pop()
+            *question, left, right, _ = nodes[node]
+            if left == node:
+                yield node, part
+                continue
+            self._divide(part, question)
+            waiting += zip((int(left), int(right)), part.children, strict=True)
 
-    def _grows_from(self, tree: Tensor, level: int) -> bool:
-        """Return whether a tree is the last one with some of its leaves divided."""
-        before = self._tree
-        if len(before) != len(tree) or before.shape[1] > tree.shape[1] or level < self._level:
-            return False
-        same = (before == tree[:, : before.shape[1]]).all(-1)
-        is_leaf = before[..., LEFT] == torch.arange(before.shape[1])
-        return bool((same | is_leaf).all())
+    def _divide(self, part: Part, question: list[float]) -> None:
+        """Divide the rows of a part by a question, unless they are."""
+        if part.question == question:
+            return
+        rows = part.numbers
+        is_left = self._goes_left(rows, *question)
+        part.rows = None
+        part.question = question
+        part.children = Part(rows.compress(is_left)), Part(rows.compress(~is_left))
 
-    def histograms(self, message: Tensors, row_weight: Floats) -> tuple[Tensor, Tensor]:
+    def _goes_left(
+        self, rows: Numbers, feature: float, threshold: float, missing_left: float
+    ) -> NDArray[np.bool_]:
+        """Return which of some rows a question sends to the left."""
+        number = int(feature) - len(self._codes)
+        if number >= 0:
+            assert self.client is not None
+            other: NDArray[np.bool_] = self.client.numpy()[rows] != number
+            return other
+        assert self._bins is not None
+        cuts = self._bins.of_feature(int(feature))
+        codes = self._codes[int(feature)].take(rows)
+        is_left: NDArray[np.bool_] = codes <= np.searchsorted(cuts, threshold)
+        if missing_left:
+            is_left |= codes > len(cuts)
+        return is_left
+
+    def histograms(self, message: Tensors) -> tuple[Tensor, Tensor]:
         """The histograms that a message asks for, summed over the rows.
 
         Args:
             message: The trees so far, the growing ones, the bins, and in which slot each node's
                 rows are added up.
-            row_weight: By which each row's derivatives are multiplied (N,); 0: it does not count.
 
         Returns:
-            The sums of derivatives (slots, cells, 2), and the rows (slots, cells).
+            The sums of derivatives (slots, 2, cells), and the rows (slots, cells).
         """
-        cells, bins = self.cells(message)
-        first, second = self.derivatives(message)
-        nodes = self.nodes(message["tree"], int(message["level"])).numpy()
+        bins = self._find_codes(message)
+        adding = self._histograms(message, bins)
         sums, rows = [], []
         for column, slots in enumerate(message["slots"].numpy()):
-            asked = slots[slots >= 0]
-            if len(asked) == 0:
+            if slots.max() < 0:
                 continue
-            slot = slots[nodes[:, column]] - asked.min()
-            counted = np.flatnonzero((slot >= 0) & (row_weight > 0))
-            both = np.stack([first[counted, column], second[counted, column]], 1)
-            weighted = exact(both * row_weight[counted, None])
-            own = histograms(cells, bins, counted, slot[counted], weighted, len(asked))
+            reached = self._reached(column, message["tree"][column])
+            nodes = {slots[node]: part.numbers for node, part in reached if slots[node] >= 0}
+            own = adding[column].of([nodes[slot] for slot in sorted(nodes)])
             sums.append(own[0])
             rows.append(own[1])
         return torch.from_numpy(np.concatenate(sums)), torch.from_numpy(np.concatenate(rows))
 
-    def below(self, message: Tensors, row_weight: Floats) -> Tensor:
+    def _histograms(self, message: Tensors, bins: Bins) -> list[Histograms]:
+        """What adds up the rows for the tree of each column."""
+        first, second = self.derivatives(message)
+        features, clients = message["features"].numpy(), int(message["clients"])
+        key = (*features.tolist(), clients)
+        if self._adding is None or self._adding[0] != key:
+            codes, some = self._codes, bins
+            if len(features) < len(codes):
+                codes, some = codes[features], bins.only(features)
+            client = self.client.numpy() if self.client is not None and clients else None
+            self._adding = (
+                key,
+                [
+                    Histograms(
+                        codes,
+                        some,
+                        exact(first[:, column] * self._weights),
+                        exact(second[:, column] * self._weights),
+                        client,
+                        clients,
+                    )
+                    for column in range(first.shape[1])
+                ],
+            )
+        return self._adding[1]
+
+    def below(self, message: Tensors) -> Tensor:
         """The weights of the rows of each leaf whose labels exceed the sums by at most a number.
 
         Args:
             message: The trees so far, another one, the slots of its leaves, and for each leaf
                 numbers in rising order (slots, k).
-            row_weight: Of each row (N,).
 
         Returns:
             The weights (slots, k).
         """
-        rest = self.task.scaled(self.rows.y).double().numpy() - self.sums(message)[:, 0].numpy()
-        nodes = self.nodes(message["tree"], int(message["level"]))[:, 0].numpy()
-        slot = np.where(row_weight > 0, message["slots"][0].numpy()[nodes], -1)
-        order = np.lexsort((rest, slot))
-        ends = np.searchsorted(slot[order], np.arange(len(message["thresholds"])), side="right")
-        begins = np.searchsorted(slot[order], np.arange(len(message["thresholds"])))
-        below = []
-        for begin, end, own in zip(begins, ends, message["thresholds"].numpy(), strict=True):
-            rows = order[begin:end]
-            weights = np.concatenate([[0.0], exact(row_weight[rows]).cumsum()])
-            below.append(weights[np.searchsorted(rest[rows], own, side="right")])
-        return torch.from_numpy(np.stack(below))
+        rest = self.task.scaled(self.rows.y).double().numpy() - self.sums(message)[:, 0]
+        if "cuts" in message:
+            self._find_codes(message)
+        slots, thresholds = message["slots"][0].numpy(), message["thresholds"].numpy()
+        below = np.zeros(thresholds.shape)
+        for leaf, part in self._reached(0, message["tree"][0]):
+            rows = part.numbers
+            rows = rows[np.argsort(rest[rows])]
+            weights = np.concatenate([[0.0], exact(self._weights[rows]).cumsum(dtype=np.float64)])
+            number = np.searchsorted(rest[rows], thresholds[slots[leaf]], side="right")
+            below[slots[leaf]] = weights[number]
+        return torch.from_numpy(below)
 
 
 def bins_of(message: Tensors) -> Bins:

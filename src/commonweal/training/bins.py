@@ -166,6 +166,8 @@ class Bins:
 
     def only(self, features: Integers) -> "Bins":
         """The bins of some features."""
+        if len(features) == len(self.lengths):
+            return self
         cuts = self.by_feature()
         chosen = [cuts[feature] for feature in features]
         return Bins(np.concatenate(chosen), self.lengths[features], self.missing[features])
@@ -181,3 +183,8 @@ class Bins:
     def by_feature(self) -> Sequence[Floats]:
         """The thresholds of each feature."""
         return np.split(self.cuts, np.cumsum(self.lengths)[:-1])
+
+    def of_feature(self, feature: int) -> Floats:
+        """The thresholds of one feature."""
+        last = self.lengths[: feature + 1].sum()
+        return self.cuts[last - self.lengths[feature] : last]

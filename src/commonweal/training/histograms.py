@@ -1,129 +1,99 @@
 """Histograms for trees: sums of derivatives, and numbers of rows, by node and bin.
 
-Sums are exact. Each row's derivatives are rounded to multiples of 2^-30, whose sums float64 holds
-without rounding up to 8 million. So neither the order of rows nor how they are divided among
-processes and machines changes a bit, and what is left of a parent after one child is subtracted is
-exactly the other child's.
+scikit-learn's code adds them up. The sums are exact: each row's derivatives are rounded to float32
+and to multiples of 2^-30, whose sums float64 holds without rounding up to 8 million. So neither the
+order of rows nor how they are divided among processes and machines changes a bit, and what is left
+of a parent after one child is subtracted is exactly the other child's.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from sklearn.ensemble._hist_gradient_boosting.histogram import HISTOGRAM_DTYPE, HistogramBuilder
 from torch import Tensor
 
 from commonweal.training.bins import Bins
 
 UNIT = 2.0**-30
-AT_ONCE = 1 << 20  # cells of rows that are added up together
 
+Codes = NDArray[np.uint8]
 Integers = NDArray[np.int64]
+Rows = NDArray[np.uint32]
 Floats = NDArray[np.float64]
 
 
-class Cells(NamedTuple):
-    """The bins of rows, but for each feature's most frequent one: columns of 0 and 1 are sparse.
+def codes_of(x: Tensor, bins: Bins) -> Codes:
+    """The bins (features, N) of the values of rows (N, features); missing ones are after the last.
 
-    Attributes:
-        of_row: The cells of each row, counted through all features (N, k). Places that a row does
-            not need have a cell after the last one.
-        frequent: The cell of each feature that rows do not name (features,).
-        total: How many cells there are.
+    A value is at most the threshold after bin b if its code is at most b.
     """
-
-    of_row: NDArray[np.int32]
-    frequent: Integers
-    total: int
-
-    @classmethod
-    def of(cls, x: Tensor, bins: Bins) -> "Cells":
-        """The cells of the rows x (N, features)."""
-        count = bins.total
-        frequent = np.zeros(len(bins.sizes), np.int64)
-        taken = np.zeros(len(x), np.int64)  # places of each row
-        named = []
-        cuts = bins.by_feature()
-        for feature, column in enumerate(x.numpy().T):
-            codes = np.searchsorted(cuts[feature], column)  # of NaN: that of the largest values
-            if bins.missing[feature]:
-                codes[np.isnan(column)] = bins.sizes[feature] - 1
-            most = int(np.bincount(codes, minlength=1).argmax())
-            rows = np.flatnonzero(codes != most)
-            frequent[feature] = bins.starts[feature] + most
-            named.append((rows, taken[rows], (bins.starts[feature] + codes[rows])))
-            taken[rows] += 1
-        of_row = np.full((len(x), int(taken.max(initial=0))), count, np.int32)
-        for rows, place, cells in named:
-            of_row[rows, place] = cells
-        return cls(of_row, frequent, count)
-
-    def only(self, features: Integers, bins: Bins, some: Bins) -> "Cells":
-        """The cells of some features, counted through those only.
-
-        Args:
-            features: The features, in their order.
-            bins: The bins of all features.
-            some: Those of these features.
-        """
-        if len(features) == len(self.frequent):
-            return self
-        count = some.total
-        number = np.full(self.total + 1, count, np.int32)
-        first = np.repeat(bins.starts[features] - some.starts, some.sizes)
-        number[first + np.arange(count)] = np.arange(count)
-        return Cells(number[self.of_row], number[self.frequent[features]].astype(np.int64), count)
-
-    def with_clients(self, client: Integers, clients: int) -> "Cells":
-        """The cells with another one for each client, in which all its rows are.
-
-        Args:
-            client: Whose row each is (N,). Those from number `clients` on have no cell.
-            clients: How many clients have a cell, after those of the features.
-        """
-        of_row = np.where(self.of_row == self.total, self.total + clients, self.of_row)
-        own = self.total + np.minimum(client, clients)
-        of_row = np.column_stack([of_row, own]).astype(np.int32)
-        return Cells(of_row, self.frequent, self.total + clients)
+    codes = np.empty((x.shape[1], len(x)), np.uint8)
+    for own, cuts, column in zip(codes, bins.by_feature(), x.numpy().T, strict=True):
+        own[:] = np.searchsorted(cuts, column)
+        own[np.isnan(column)] = len(cuts) + 1
+    return codes
 
 
-def exact(values: Floats) -> Floats:
-    """Values rounded to multiples of a unit, whose sums are exact."""
-    return np.rint(values / UNIT) * UNIT
+def exact(values: Floats) -> NDArray[np.float32]:
+    """Values rounded to multiples of a unit, whose sums in float64 are exact."""
+    units = np.rint(values * (1 / UNIT)).astype(np.float32)
+    units *= np.float32(UNIT)
+    return units
 
 
-def histograms(
-    cells: Cells, bins: Bins, rows: Integers, slot: Integers, derivatives: Floats, slots: int
-) -> tuple[Floats, NDArray[np.int32]]:
-    """Add up the rows of some nodes by cell.
+class Histograms:
+    """Adds up the derivatives of rows by bin.
 
     Args:
-        cells: The cells of the rows.
-        bins: The bins of the features.
-        rows: The numbers of the rows that count (n,).
-        slot: Which histogram each of them belongs to (n,).
-        derivatives: Their first and second derivatives (n, 2), rounded by `exact`.
-        slots: The number of histograms.
-
-    Returns:
-        The sums of first and second derivatives (slots, cells, 2), and the rows (slots, cells).
+        codes: The bins of the rows' features (features, N).
+        bins: The bins.
+        first: The first derivatives of all rows (N,), rounded by `exact`.
+        second: The second ones.
+        client: Whose row each is (N,), for a cell of each client after those of the features;
+            None: without.
+        clients: How many clients have a cell. Rows of those after them have none.
     """
-    width = cells.total + 1
-    per_row = cells.of_row.shape[1]
-    values = np.column_stack([derivatives, np.ones(len(rows))])
-    sums = np.zeros((slots * width, 3))
-    at_once = max(1, AT_ONCE // max(1, per_row))
-    for begin in range(0, len(rows), at_once):
-        part = slice(begin, begin + at_once)
-        first = slot[part].astype(np.int32) * np.int32(width)
-        place = first[:, None] + cells.of_row[rows[part]]
-        ends = np.arange(len(place) + 1, dtype=np.int32) * np.int32(per_row)
-        named = csr_array((np.ones(place.size), place.ravel(), ends), (len(place), len(sums)))
-        sums += named.T @ values[part]
-    by_cell = sums.reshape(slots, width, 3)[:, :-1]
-    of_slot = [np.bincount(slot, column, slots) for column in values.T]
-    everything = np.stack(of_slot, -1)
-    # (slots, features, 3)
-    by_feature = np.add.reduceat(by_cell[:, : bins.total], bins.starts, axis=1)
-    by_cell[:, cells.frequent] += everything[:, None] - by_feature
-    return by_cell[..., :2], by_cell[..., 2].astype(np.int32)
+
+    def __init__(
+        self,
+        codes: Codes,
+        bins: Bins,
+        first: NDArray[np.float32],
+        second: NDArray[np.float32],
+        client: Integers | None = None,
+        clients: int = 0,
+    ) -> None:
+        self.first = first
+        self.second = second
+        self.client = client
+        self.clients = clients
+        width = int(bins.lengths.max(initial=0)) + 2
+        feature = np.repeat(np.arange(len(bins.sizes)), bins.sizes)
+        bin = np.arange(bins.total) - bins.starts[feature]
+        self._places = feature * width + bin
+        if len(first) == 0:  # scikit-learn needs a row, which is in no node
+            first = second = np.zeros(1, np.float32)
+            codes = np.zeros((len(codes), 1), np.uint8)
+        threads = torch.get_num_threads()
+        self._builder = HistogramBuilder(codes.T, width, first, second, False, threads)
+
+    def of(self, nodes: Sequence[Rows]) -> tuple[Floats, NDArray[np.int32]]:
+        """The sums (nodes, 2, cells) of derivatives, and rows (nodes, cells), of some rows each."""
+        cells = len(self._places)
+        sums = np.empty((len(nodes), 2, cells + self.clients))
+        counts = np.empty((len(nodes), cells + self.clients), np.int32)
+        for rows, own, count in zip(nodes, sums, counts, strict=True):
+            whole = self._builder.compute_histograms_brute(rows)
+            by_cell = np.frombuffer(whole, HISTOGRAM_DTYPE).take(self._places)
+            own[0, :cells] = by_cell["sum_gradients"]
+            own[1, :cells] = by_cell["sum_hessians"]
+            count[:cells] = by_cell["count"]
+            if self.client is not None:
+                client = np.minimum(self.client[rows], self.clients)
+                for values, place in zip((self.first, self.second), own, strict=True):
+                    by_client = np.bincount(client, values[rows], self.clients + 1)
+                    place[cells:] = by_client[: self.clients]
+                count[cells:] = np.bincount(client, minlength=self.clients + 1)[: self.clients]
+        return sums, counts

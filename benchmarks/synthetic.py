@@ -7,9 +7,10 @@ Shortened for two shared cores (in brackets what the thesis or its code has): 14
 (32 x 32), 2,000 training images (60,000), ResNet-10 of width 4 (64), ROUNDS rounds (500), STEPS
 batches of 32 per round (an epoch of 64), generators of width 16 (64), Adam's lr 0.002 (0.001). All
 methods get the same rounds and batches. "real rows" is what as many real training rows are worth to
-the server's classifier. The split is that of Hsu et al.: each client draws its label distribution
-from Dir(alpha) and takes N / K rows by it (the authors' code gives rows to two clients); 20 % of
-its rows are its test rows. The Frechet distance is to the whole test set, by features of a
+the server's classifier. Each client draws its label distribution from Dir(alpha, ..., alpha) and
+takes N / K rows by it. Hsu's split, the partition `dirichlet`, has alpha / 10 in its place for ten
+classes, and the authors' code alpha times a random number (it also gives rows to two clients). 20 %
+of a client's rows are its test rows. The Frechet distance is to the whole test set, by features of a
 classifier of real rows, as Inception's weights are not at hand: it compares methods, not papers.
 """
 

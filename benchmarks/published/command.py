@@ -153,12 +153,29 @@ def _run(published: PublishedTable, settings: Sequence[Setting], out: Path, jobs
             )
             planned += reproduction.plan(published, setting, by_row, out)
             chosen.update(by_row)
+        waiting = [run for run in planned if not run.cell.finished]
+        if waiting:
+            seconds = reproduction.seconds(waiting) / jobs
+            progress.print(
+                f"{len(waiting)} runs take about {_duration(seconds)} with {jobs} processes."
+            )
         task = progress.add_task("runs", total=len(planned))
         for step in run_cells_in_processes([run.cell for run in planned], jobs):
             if step.failure:
                 progress.print(f"{step.cell.label}: {step.failure}")
             progress.advance(task)
     return reproduction.measure(published, planned, chosen)
+
+
+def _duration(seconds: float) -> str:
+    """About how long, in words.
+
+    >>> _duration(0.4), _duration(400), _duration(9000)
+    ('a second', '7 minutes', '2.5 hours')
+    """
+    if seconds < 90:
+        return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _print(published: PublishedTable, measured: Measured | None) -> None:
@@ -169,19 +186,30 @@ def _print(published: PublishedTable, measured: Measured | None) -> None:
     console.print(
         f"{published.status}: {published.why}" if published.why else published.status, markup=False
     )
+    cells = verdicts.published_seeds(published, measured)
+    has_code = any(row.code for row in published.rows)
     listing = Table(box=None, pad_edge=False)
-    for header in ("method", "figure", "published", "code", "ours", ""):
-        listing.add_column(
-            header, justify="left" if header in ("method", "figure", "") else "right"
-        )
+    for header in (
+        "method",
+        "figure",
+        "published",
+        *(["code"] if has_code else []),
+        "ours",
+        "95 %",
+    ):
+        words = header in ("method", "figure")
+        listing.add_column(header, justify="left" if words else "right", no_wrap=not words)
+    listing.add_column("verdict")
     last = ""
     for row, column, _, verdict in verdicts.cells_of(published, measured):
+        code = [verdicts.figure(row.code, (), column)] if has_code else []
         listing.add_row(
             shown(row.name) if row.name != last else "",
             published.columns[column],
             verdicts.figure(row.published, row.spreads, column),
-            verdicts.figure(row.code, (), column),
-            verdicts.spread(published, row, column, measured),
+            *code,
+            verdicts.spread(published, row, column, cells),
+            verdicts.half_width(row, column, cells),
             verdict,
         )
         last = row.name
@@ -189,4 +217,5 @@ def _print(published: PublishedTable, measured: Measured | None) -> None:
     for sentence in published.errors:
         console.print(f"- {sentence}", markup=False)
     for claim in published.claims:
-        console.print(f"- Claim: {claim.says} Ours: {claim.ours}", markup=False)
+        ours = verdicts.finding(published, claim, measured)
+        console.print(f"- Claim: {claim.says} Ours: {ours}", markup=False)

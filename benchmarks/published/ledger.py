@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import reproduction, verdicts
 from .reproduction import Measured
-from .table import TABLES, PublishedTable, find, names
+from .table import TABLES, Claim, Gain, PublishedTable, find, names
 
 __all__ = ["pages", "write"]
 
@@ -66,8 +66,16 @@ def _claims() -> str:
     read = tomllib.loads((TABLES / "claims.toml").read_text("utf-8"))
     lines = [markdown_row(["paper", "claim", "here", "why"]), "|---|---|---|---|"]
     for claim in read["claims"]:
-        lines.append(markdown_row([claim[key] for key in ("paper", "claim", "verdict", "why")]))
+        why = " ".join([claim["why"], *(_finding(gain) for gain in claim.get("gains", ()))])
+        lines.append(markdown_row([claim["paper"], claim["claim"], claim["verdict"], why]))
     return "\n".join(lines) + "\n"
+
+
+def _finding(gain: Sequence[str]) -> str:
+    """The difference of two rows of a table: its name, and the fields of a `Gain`."""
+    name, *fields = gain
+    claim = Claim("", gains=(Gain(*fields),))
+    return f"{name}: {verdicts.finding(find(name), claim, reproduction.measured_by_us(name))}"
 
 
 def kinds_of(table: PublishedTable, measured: Measured | None) -> Counter[str]:
@@ -107,14 +115,17 @@ def _section(paper: str, tables: Iterable[PublishedTable]) -> str:
 
 
 def _table(table: PublishedTable) -> str:
-    measured = reproduction.measured_by_us(table.name)
+    every = reproduction.measured_by_us(table.name)
+    measured = verdicts.published_seeds(table, every)
     lines = [f"### {table.table}: {table.data}", "", _sentence(table, measured), ""]
     if table.errors:
         lines += [*(f"- {sentence}" for sentence in table.errors), ""]
     if measured is not None:
         lines += [*_rows(table, measured), ""]
     if table.claims:
-        lines += [*(f"- Claim: {claim.says} Ours: {claim.ours}" for claim in table.claims), ""]
+        for claim in table.claims:
+            lines.append(f"- Claim: {claim.says} Ours: {verdicts.finding(table, claim, every)}")
+        lines.append("")
     return "\n".join(lines)
 
 

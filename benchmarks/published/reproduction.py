@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from commonweal.base.errors import CommonwealError, DataError, RunError
 from commonweal.base.files import write_file
 from commonweal.base.plain import to_json
 from commonweal.config.experiment import Experiment, change
+from commonweal.jobs import rounds
 from commonweal.jobs.job import job_from_experiment
 from commonweal.jobs.reopening import reopen
 from commonweal.metrics import against
@@ -137,11 +139,31 @@ def plan(table: PublishedTable, setting: Setting, chosen: Chosen, folder: Path) 
         values = [f"{key}={value}" for key, value in chosen.get(row.name, {}).items()]
         changes = [*setting.changes(row), *values]
         experiment = Experiment(**change(setting.experiment, changes))
-        place = _folder(table, setting, folder) / _slug(row.name)
+        place = _folder(table, setting, folder) / _slug(row.runs_of or row.name)
         for seed in setting.seeds:
             cell = Cell(row.name, experiment.change(seed=seed), place / f"seed-{seed}")
             planned.append(Planned(row, setting, seed, cell))
     return planned
+
+
+def seconds(planned: Sequence[Planned]) -> float:
+    """How long runs take one after the other, by a few rounds of every row."""
+    by_row: dict[tuple[str, str], float] = {}
+    for run in planned:
+        key = (run.row.name, run.setting.name)
+        if key not in by_row:
+            by_row[key] = _seconds(run.cell.experiment)
+    return sum(by_row[run.row.name, run.setting.name] for run in planned)
+
+
+def _seconds(experiment: Experiment) -> float:
+    """By the time of a short run's rounds without the first, which sets up, and the last."""
+    probe = experiment.change(rounds=min(4, experiment.rounds), evaluate_every=experiment.rounds)
+    times = [time.perf_counter()]
+    for _ in rounds.run(job_from_experiment(probe)):
+        times.append(time.perf_counter())
+    steps = np.diff(times)
+    return experiment.rounds * float(np.mean(steps[1:-1] if len(steps) > 2 else steps))
 
 
 def _folder(table: PublishedTable, setting: Setting, folder: Path) -> Path:
@@ -181,6 +203,16 @@ class Measured:
         """A cell by seed."""
         cells = [seed[column] for seed in self.figures.get(row, ())]
         return tuple(cell for cell in cells if not math.isnan(cell))
+
+    def at(self, seeds: Sequence[int]) -> "Measured":
+        """The figures of these seeds, where all of them ran: those that a paper averages over."""
+        if not set(seeds) <= set(self.seeds):
+            return self
+        chosen = [self.seeds.index(seed) for seed in seeds]
+        figures = {}
+        for row, cells in self.figures.items():
+            figures[row] = tuple(cells[k] for k in chosen if k < len(cells))
+        return replace(self, seeds=tuple(seeds), figures=figures)
 
 
 def measure(table: PublishedTable, planned: Sequence[Planned], chosen: Chosen) -> Measured:
@@ -223,7 +255,8 @@ def _assembled(
 def figure_of(record: Record, column: str) -> float:
     """A metric of the last round's model; client:NAME is the score of one client.
 
-    own, own:loss, own:ece ...: the clients' mean by the models that they use.
+    own, own:loss, own:ece ...: the clients' mean by the models that they use; on a line, at each
+    client's best point. validated: on a line, at the point that the other test half chooses.
     personal:worst_10: a metric of the clients' personal models.
     gains:thriving_change: against the row FedAvg of the same seed, see `metrics.against`.
     frechet: the distance of synthetic samples from test samples, see `protocols.synthetic`.
@@ -240,10 +273,9 @@ def figure_of(record: Record, column: str) -> float:
     if column == "own:loss":
         return _own_loss(record)
     if column.startswith("own:"):
-        job, state = reopen(record.folder, trust=True)
-        score = column.removeprefix("own:")
-        found = interpolation.evaluate_score(job, state, score, own=True)
-        return _scaled(score, float(found.score[found.scored].mean()))
+        return _own_score(record, column.removeprefix("own:"))
+    if column == "validated":
+        return 100 * float(_line(record).validated.mean())
     if column.startswith("personal:"):
         metric = column.removeprefix("personal:")
         return _scaled(metric, record.evaluated[-1].personal[metric])
@@ -348,6 +380,15 @@ def _own_loss(record: Record) -> float:
     evaluation = record.clients().evaluation
     own = evaluation.personal or evaluation
     return float(own.losses[own.scored].mean())
+
+
+def _own_score(record: Record, score: str) -> float:
+    """The mean of another score of these models."""
+    job, state = reopen(record.folder, trust=True)
+    if _on_a_line(record):
+        return _scaled(score, float(interpolation.scores_at_best(job, state, score).mean()))
+    found = interpolation.evaluate_score(job, state, score, own=True)
+    return _scaled(score, float(found.score[found.scored].mean()))
 
 
 def _on_a_line(record: Record) -> bool:

@@ -12,12 +12,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.config.experiment import parse_experiment
 
-__all__ = ["TABLES", "Claim", "Floats", "PublishedTable", "Row", "Setting", "find", "names"]
+__all__ = ["TABLES", "Claim", "Floats", "Gain", "PublishedTable", "Row", "Setting", "find"]
+__all__ += ["names"]
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -35,6 +36,15 @@ class Row:
     set: tuple[str, ...] = ()  # changes of the experiment
     grid: Mapping[str, tuple[object, ...]] | None = None  # key -> the values that the paper tried
     columns: tuple[str, ...] = ()  # its metrics, where they are others than the setting's
+    runs_of: str = ""  # the row whose runs are read by other metrics
+
+
+class Gain(NamedTuple):
+    """A difference between two rows of a table, seed by seed."""
+
+    row: str
+    base: str
+    column: str
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,8 @@ class Claim:
     """What a paper's text or one of its figures says, and what we got."""
 
     says: str
-    ours: str
+    ours: str = ""
+    gains: tuple[Gain, ...] = ()  # the differences that decide it, computed from our figures
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class PublishedTable:
     runs: int = 0  # over which the paper averages; 0: it does not say
     spread: str = ""  # what the numbers in brackets are over: "seeds" or "clients"
     clients: int = 0  # over which a spread over clients is taken
+    test_share: float = 0.0  # of the samples, where every seed splits one table again
     ours: Setting | None = None  # the setting of our runs, where it is not the published one
 
     @property
@@ -111,7 +123,7 @@ def find(name: str) -> PublishedTable:
         raise ConfigError(f"there is no published table {name!r}: {did_you_mean(name, names())}")
     read = tomllib.loads((TABLES / f"{name}.toml").read_text("utf-8"))
     rows = tuple(Row(**_with_tuples(row)) for row in read.pop("rows"))
-    claims = tuple(Claim(**claim) for claim in read.pop("claims", ()))
+    claims = tuple(_claim(claim) for claim in read.pop("claims", ()))
     settings = tuple(_setting(setting) for setting in read.pop("settings"))
     ours = read.pop("ours", None)
     return PublishedTable(
@@ -122,6 +134,11 @@ def find(name: str) -> PublishedTable:
         ours=None if ours is None else _setting(ours),
         **_with_tuples(read),
     )
+
+
+def _claim(values: Mapping[str, Any]) -> Claim:
+    gains = tuple(Gain(*gain) for gain in values.get("gains", ()))
+    return Claim(**{**values, "gains": gains})
 
 
 def _setting(values: Mapping[str, Any]) -> Setting:

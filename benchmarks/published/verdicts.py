@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from .reproduction import Measured
-from .table import Floats, PublishedTable, Row
+from commonweal.metrics import paired
 
-__all__ = ["cells_of", "figure", "spread", "verdict"]
+from .reproduction import Measured
+from .table import Claim, Floats, Gain, PublishedTable, Row
+
+__all__ = ["cells_of", "figure", "finding", "half_width", "published_seeds", "spread", "verdict"]
 
 NEAR = 1.0  # points by which a reproduced cell may be off, and at most NEAR_SHARE of it
 NEAR_SHARE = 0.1
@@ -118,10 +120,16 @@ def _pooled(column: int, measured: Measured) -> Spread:
     return Spread(math.sqrt(squares / freedom), freedom)
 
 
+def published_seeds(table: PublishedTable, measured: Measured | None) -> Measured | None:
+    """Our figures of the seeds that the table's setting names: cells are compared by these."""
+    return None if measured is None else measured.at(table.ran[0].seeds)
+
+
 def cells_of(
     table: PublishedTable, measured: Measured | None
 ) -> Iterator[tuple[Row, int, Floats, str]]:
     """Every cell of a table: its row, its column, ours by seed, and the verdict."""
+    measured = published_seeds(table, measured)
     for row in table.rows:
         for column in range(len(table.columns)):
             ours = () if measured is None else measured.of(row.name, column)
@@ -148,3 +156,44 @@ def spread(table: PublishedTable, row: Row, column: int, measured: Measured | No
         known = bool(over_clients) and not math.isnan(over_clients[column])
         return f"{mean} ({over_clients[column]:.2f})" if known else mean
     return f"{mean} ({np.std(ours):.2f})" if len(ours) > 1 else mean
+
+
+def half_width(row: Row, column: int, measured: Measured | None) -> str:
+    """Half of the 95 % interval of our mean over seeds as text: ±1.20."""
+    ours = () if measured is None else measured.of(row.name, column)
+    if len(ours) < 2:
+        return ""
+    error = float(np.std(ours, ddof=1)) / math.sqrt(len(ours))
+    return f"±{float(stats.t.ppf(0.975, len(ours) - 1)) * error:.2f}"
+
+
+# Claims
+
+
+def finding(table: PublishedTable, claim: Claim, measured: Measured | None) -> str:
+    """What we got for a claim as text, with the differences that decide it."""
+    gains = [] if measured is None else [_gain(table, gain, measured) for gain in claim.gains]
+    return " ".join(filter(None, [claim.ours, *gains]))
+
+
+def _gain(table: PublishedTable, gain: Gain, measured: Measured) -> str:
+    """The mean difference of two rows over the seeds that both have, with a 95 % interval.
+
+    Where every seed splits one table again, seeds share most of their samples: the variance is
+    corrected by Nadeau and Bengio's factor, 1 / n + test share / training share.
+    """
+    column = table.columns.index(gain.column)
+    ours, base = _by_seed(gain.row, column, measured), _by_seed(gain.base, column, measured)
+    seeds = min(len(ours), len(base))
+    what = f"{gain.row} minus {gain.base}, {gain.column}:"
+    if seeds < 2:
+        return f"{what} not decided, fewer than two seeds."
+    difference, low, high, _ = paired(ours[:seeds], base[:seeds])
+    overlap = 1 + seeds * table.test_share / (1 - table.test_share)
+    half = (high - low) / 2 * math.sqrt(overlap)
+    decided = "significant" if abs(difference) > half else "not significant"
+    return f"{what} {difference:+.2f} ± {half:.2f}, {decided} with {seeds} paired seeds."
+
+
+def _by_seed(row: str, column: int, measured: Measured) -> list[float]:
+    return [seed[column] for seed in measured.figures.get(row, ())]

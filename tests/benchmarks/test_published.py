@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_ind_from_stats
+from scipy.stats import ttest_ind_from_stats, ttest_rel
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -19,7 +19,7 @@ from papers import paper
 from published import ledger, pictures, reproduction, verdicts
 from published.command import app, restricted
 from published.reproduction import Measured
-from published.table import Claim, PublishedTable, Row, Setting, find, names
+from published.table import Claim, Gain, PublishedTable, Row, Setting, find, names
 
 NAMES = names()
 
@@ -153,7 +153,7 @@ def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
     changes = ("client=superfed-mm", "client.begin=0")
     rows = (
         Row("own", set=changes),
-        Row("shared", set=changes, columns=("mean", "gini", "own:ece")),
+        Row("shared", set=changes, columns=("mean", "validated", "own:ece"), runs_of="own"),
     )
     columns = ("own", "own:loss", "own:accuracy")
     setting = replace(small().settings[0], seeds=(0,), columns=columns)
@@ -175,15 +175,18 @@ def test_own_models_and_columns_of_a_row(tmp_path: Path) -> None:
     job, state = reopen(cells[0].folder)
     line = interpolation.curve(job, state)
     best = [scores.index(max(scores)) for scores in line.scores.tolist()]
-    own, loss, middle = figures["own"][0]
+    own, loss, accuracy = figures["own"][0]
     assert own == pytest.approx(100 * line.scores.amax(1).mean())
     spread = measured.spreads["own"][0]
     assert spread == pytest.approx(100 * float(line.scores.amax(1).std(correction=0)))
     losses = [min(_of_best(s, v)) for s, v in zip(line.scores, line.losses, strict=True)]
     assert loss == pytest.approx(np.mean(losses))
-    assert middle == pytest.approx(100 * line.scores[:, 5].mean())
-    shared, _, ece = figures["shared"][0]
+    assert accuracy == pytest.approx(own)
+    assert cells[1].folder == cells[0].folder
+    shared, validated, ece = figures["shared"][0]
     assert shared == pytest.approx(100 * line.scores[:, 0].mean())
+    assert validated == pytest.approx(100 * float(line.validated.mean()))
+    assert validated < own
     assert 0 < ece < 1 and max(best) > 0
 
 
@@ -342,6 +345,29 @@ def test_repeated_cells_are_shown_but_not_counted() -> None:
 def test_claims_stand_beside_what_we_got() -> None:
     table = replace(small(), claims=(Claim("TERM is better.", "it is not."),))
     assert "- Claim: TERM is better. Ours: it is not." in ledger._table(table)
+
+
+def test_claims_are_decided_by_paired_seeds() -> None:
+    """Nadeau and Bengio's factor widens the interval where seeds split one table again."""
+    a, b = np.array([52.13, 50.07, 53.29, 51.41]), np.array([50.0, 49.0, 50.1, 50.0])
+    figures = {
+        "TERM": tuple((value, 1.0, 1.0) for value in a),
+        "FedAvg": tuple((value, 1.0, 1.0) for value in b),
+    }
+    measured = Measured((0, 1, 2, 3), {}, figures, "0")
+    claim = Claim("TERM is better.", gains=(Gain("TERM", "FedAvg", "mean"),))
+    result = ttest_rel(a, b).confidence_interval()
+    half, difference = (result.high - result.low) / 2, float((a - b).mean())
+    for share in (0.0, 0.2, 0.5):
+        table = replace(small(), test_share=share)
+        wide = half * math.sqrt((1 / 4 + share / (1 - share)) / (1 / 4))
+        word = "significant" if wide < difference else "not significant"
+        expected = (
+            f"TERM minus FedAvg, mean: {difference:+.2f} ± {wide:.2f}, {word} with 4 paired seeds."
+        )
+        assert verdicts.finding(table, claim, measured) == expected
+    one = replace(measured, figures={row: seeds[:1] for row, seeds in figures.items()})
+    assert "fewer than two seeds" in verdicts.finding(small(), claim, one)
 
 
 def rounds(*losses: dict[str, float]) -> list[RoundRecord]:

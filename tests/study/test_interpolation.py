@@ -281,6 +281,25 @@ def test_calibration_of_own_models_is_each_clients() -> None:
         assert float(ece[k]) == pytest.approx(sum(gaps) / len(rows.y))
 
 
+def test_calibration_is_that_of_the_point_whose_accuracy_is_best() -> None:
+    job, last = done("superfed-mm", cohort="all")
+    curve = interpolation.curve(job, last.state)
+    ece = interpolation.scores_at_best(job, last.state, "ece")
+    points = set()
+    for k in range(5):
+        ordered = sorted(range(11), key=lambda m: (-curve.scores[k, m], curve.losses[k, m]))
+        points.add(ordered[0])
+        rows = rows_of(job).test.client(k)
+        own = states_of(job.engine)[k]["own"]
+        model = last.state["w"].lerp(own, ordered[0] / 10)
+        p, guess = job.task.outputs(model, rows.x).double().softmax(-1).max(-1)
+        excess = (guess == rows.y).double() - p
+        bins = torch.ceil(p * 20)
+        gaps = [abs(float(excess[bins == b].sum())) for b in set(bins.tolist())]
+        assert float(ece[k]) == pytest.approx(sum(gaps) / len(rows.y), abs=1e-6)
+    assert len(points) > 1
+
+
 def test_another_score_of_the_servers_model() -> None:
     job, last = done("ditto")
     shared, personal = evaluations(last)

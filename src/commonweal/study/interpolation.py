@@ -161,6 +161,18 @@ def evaluate_score(
     return models.evaluated(task, models.personal, rows, shared)
 
 
+def scores_at_best(job: Job, state: State, score: str) -> Tensor:
+    """Return another score of the K' scored clients at the best point of each one's line.
+
+    The best point is an oracle's: it has the best main score on the client's test samples.
+    """
+    models = EndModels(job, state)
+    test = models.federation.test
+    best = _best(models.along(test), find_score(job.task.score).lower_is_better)
+    other = models.along(test, job.task.replace(score=score, also=()))
+    return other.score_at(best)[models.federation.scored]
+
+
 # The models of a run
 
 
@@ -210,9 +222,9 @@ class EndModels:
             evaluation = evaluation.updated(ids, new)
         return evaluation
 
-    def along(self, rows: Rows) -> _Along:
+    def along(self, rows: Rows, task: Task | None = None) -> _Along:
         """Evaluate every point between the global model and the clients' own."""
-        task = self.job.task
+        task = task or self.job.task
         client = _personal_client(self.job)
         shared = evaluate(task, self.message["w"], rows)
         scores, losses = [], []

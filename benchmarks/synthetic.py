@@ -10,8 +10,8 @@ methods get the same rounds and batches. "real rows" is what as many real traini
 the server's classifier. Each client draws its label distribution from Dir(alpha, ..., alpha) and
 takes N / K rows by it. Hsu's split, the partition `dirichlet`, has alpha / 10 in its place for ten
 classes, and the authors' code alpha times a random number (it also gives rows to two clients). 20 %
-of a client's rows are its test rows. The Frechet distance is to the whole test set, by features of a
-classifier of real rows, as Inception's weights are not at hand: it compares methods, not papers.
+of a client's rows are its test rows. The Frechet distance is to the whole test set, by features of
+a classifier of real rows, as Inception's weights are not at hand: it compares methods, not papers.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Clients that are computed one by one: in threads, with images' channels last in memory."""
+"""Clients in threads, one by one or in groups; images with their channels last in memory."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cases import cases
 from commonweal.base.tensors import Tensors, flatten
+from commonweal.base.threads import in_threads, one_thread_each
 from commonweal.clients.superfed import SuPerFedMM
 from commonweal.config import catalog
 from commonweal.data.federation import Federation
@@ -94,6 +95,72 @@ def test_the_numbers_do_not_depend_on_the_number_of_threads(kind: str) -> None:
         results.append(collected(task, data, "auto", client))
     for other in results[1:]:
         equal(results[0], other)
+
+
+def tanh() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def dense() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("build", [dense, tanh], ids=["dense", "vmap"])
+@pytest.mark.parametrize("name", ["sgd", "superfed-mm", "scaffold", "blend"])
+def test_groups_of_clients_have_the_same_bytes_with_any_number_of_threads(
+    build: Callable[[], nn.Module], name: str
+) -> None:
+    task = Task(build())
+    data = federation({str(k): 5 + 7 * k % 20 for k in range(12)}, (1, 8, 8))
+    algorithm = averaging(task, method(name))
+    results = []
+    for count in (1, 2, 3, 5):
+        torch.set_num_threads(count)
+        simulator = Simulator(data, chunk=2 * task.size)
+        state = algorithm.init(data.population)
+        with one_thread_each():
+            for _ in range(2):
+                request = Request(torch.arange(12), algorithm.ask(state))
+                replies = simulator.collect(algorithm, request)
+                state = algorithm.tell(state, replies, 12).state
+        results.append(replies.values | {"after": state["w"]})
+        results[-1] |= {
+            f"{k}/{n}": v for k, s in states_of(simulator).items() for n, v in s.items()
+        }
+    for other in results[1:]:
+        equal(results[0], other)
+
+
+@pytest.mark.parametrize("build", [dense, tanh], ids=["dense", "vmap"])
+def test_groups_of_clients_are_trained_at_the_same_time(build: Callable[[], nn.Module]) -> None:
+    together = threading.Barrier(3, timeout=20)  # broken if fewer than three threads come
+    original = Client.reply
+
+    def reply(*given: Any) -> Tensors:
+        together.wait()
+        return original(*given)
+
+    task = Task(build())
+    torch.set_num_threads(3)
+    with mock.patch.object(Client, "reply", reply), one_thread_each():
+        simulator = Simulator(federation({"p": 8, "q": 8, "r": 8}, (1, 8, 8)), chunk=1)
+        algorithm = averaging(task)
+        request = Request(torch.arange(3), algorithm.ask(algorithm.init(simulator.population)))
+        simulator.collect(algorithm, request)
+
+
+def test_a_module_is_called_by_several_threads_at_a_time() -> None:
+    """A call replaces the module's tensors: two threads that shared it would mix their models."""
+    task = Task(tanh())
+    x = torch.randn(3, 64)
+    models = [torch.full((task.size,), float(k)) for k in range(40)]
+    expected = [task.outputs(w, x) for w in models]
+    torch.set_num_threads(4)
+    for _ in range(5):
+        outputs = in_threads(lambda w: task.outputs(w, x), models, len(models))
+        assert all(map(torch.equal, outputs, expected))
 
 
 def test_threads_compute_at_the_same_time_and_their_number_is_restored() -> None:

@@ -7,7 +7,6 @@ the model, so that it is the same on every machine; the record of a run states i
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
 
@@ -20,12 +19,12 @@ from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.base.packing import pack
 from commonweal.base.randomness import Streams
 from commonweal.base.tensors import State, Tensors, select, summed
+from commonweal.base.threads import in_threads
 from commonweal.clients.local_model import with_own_validation
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, sampled
-from commonweal.engines._workers import Answer, answer, answers_in_threads
 from commonweal.engines.engine import LocalEngine
 from commonweal.protocols.algorithm import Algorithm, Group, Replies, Request, first_state
 from commonweal.record.client_states import ClientStates
@@ -48,6 +47,8 @@ LARGE = 1 << 19  # parameters from which one client keeps the cores busy
 
 VECTORS_PER_CLIENT = 6  # its reply, states before and after
 MODELS_PER_CHUNK = 16  # copies of a model while personal models are evaluated
+
+Answer = tuple[Tensors, ClientState]  # replies, and states where they changed
 
 
 class Simulator(LocalEngine):
@@ -85,7 +86,6 @@ class Simulator(LocalEngine):
         keep_freed_memory()
         self._decisions: dict[Task, tuple[str, str]] = {}
         self._stateless: dict[Algorithm, bool] = {}
-        self._copies: dict[Algorithm, list[Algorithm]] = {}  # one for each thread
 
     # How clients are computed
 
@@ -194,18 +194,18 @@ class Simulator(LocalEngine):
         self, algorithm: Algorithm, request: Request, groups: Iterator[Group], count: int
     ) -> Iterator[Answer]:
         """Yield the answers of groups, in their order."""
-        workers = min(count, torch.get_num_threads())
-        if workers == 1 or not self._takes_threads(algorithm):
-            return (answer(algorithm, request, group) for group in groups)
-        copies = self._copies.setdefault(algorithm, [])
-        while len(copies) < workers:
-            copies.append(deepcopy(algorithm))
-        return answers_in_threads(copies, request, groups, workers)
+
+        def answer(group: Group) -> Answer:
+            replies, states = algorithm.answer(request, group)
+            return replies, NO_STATE if states is group.states else states
+
+        return in_threads(answer, groups, count if self._takes_threads(algorithm) else 1)
 
     def _takes_threads(self, algorithm: Algorithm) -> bool:
         """Return whether clients that are computed one by one may be so in threads.
 
-        Where "loop" is requested they are not: then it is for debugging, or the model is small.
+        `train_locally` divides those that are trained together. Where "loop" is requested, no
+        threads are taken: then it is for debugging, or the model is small.
         """
         if algorithm.client is None or self.vectorize == "loop" or self.device.type != "cpu":
             return False

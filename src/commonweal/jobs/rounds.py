@@ -9,7 +9,7 @@ import tomllib
 import warnings
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Unpack
@@ -28,6 +28,7 @@ from commonweal.base.errors import (
     UnusedRunWarning,
 )
 from commonweal.base.tensors import State, Tensors, num_bytes
+from commonweal.base.threads import one_thread_each
 from commonweal.config.experiment import Experiment, title_of
 from commonweal.data.federation import Federation
 from commonweal.data.rows import REGRESSION
@@ -443,18 +444,13 @@ def converse(
         exchanges.append((request, replies))
 
 
-@contextmanager
-def _threads(job: Job) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(_thread_count(job))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _threads(job: Job) -> AbstractContextManager[None]:
+    """Divide the cores among clients, or leave them to operations where these are large."""
+    return nullcontext() if _thread_count(job) > 1 else one_thread_each()
 
 
 def _thread_count(job: Job) -> int:
-    """Return the number of threads that torch gets in a round.
+    """Return the number of threads that an operation takes in a round.
 
     One for small models, and in a deterministic run: the order in which sums are added depends on
     the number of threads.

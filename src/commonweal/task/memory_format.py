@@ -29,7 +29,7 @@ def channels_last(task: Task, x: Inputs) -> Task:
     return _faster(task, x.shape[1:], x.dtype)
 
 
-@lru_cache(maxsize=128)  # every thread of a simulator has a task
+@lru_cache(maxsize=16)
 def _faster(task: Task, shape: torch.Size, dtype: torch.dtype) -> Task:
     if not any(isinstance(layer, nn.MaxPool2d) for layer in task.module.modules()):
         return task

@@ -5,8 +5,8 @@ statistics) after them. Buffers are sent and averaged like the rest, but not tra
 """
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -128,6 +128,7 @@ class Task:
         self._fixed_on: dict[torch.device, Tensors] = {}
         self._drawing: dict[torch.Size, bool] = {}
         self._widths: dict[torch.Size, int] = {}
+        self._idle: dict[nn.Module, list[nn.Module]] = {}  # copies that no thread calls
         self._check_names()
         _check_module(module)
 
@@ -352,8 +353,23 @@ class Task:
         if x.device.type != "cpu":
             tensors = self._fixed(x.device) | tensors
         args, kwargs = self.arguments(x)
-        result = functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
+        with self._copy_of(module) as own:
+            result = functional_call(own, tensors, args, kwargs, tie_weights=self._tied)
         return pick_outputs(result, self.output)
+
+    @contextmanager
+    def _copy_of(self, module: nn.Module) -> Iterator[nn.Module]:
+        """A copy that no other thread calls meanwhile: a call replaces the module's tensors."""
+        idle = self._idle.setdefault(module, [])
+        try:
+            copy = idle.pop()
+        except IndexError:
+            tensors = (*module.parameters(), *module.buffers())
+            copy = deepcopy(module, {id(tensor): tensor for tensor in tensors})
+        try:
+            yield copy
+        finally:
+            idle.append(copy)
 
     def arguments(self, x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The positional and keyword arguments with which the module is called.

@@ -23,6 +23,7 @@ from torch import Tensor
 from commonweal.base.errors import DataError
 from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors, move, select
+from commonweal.base.threads import in_threads
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, Lazy, Stacked, Transform
 from commonweal.task.memory_format import channels_last
@@ -72,15 +73,19 @@ def train_locally(
     message = move(message, rows.device)
     states = move(states, rows.device)
     clients = len(plan.sizes)
+    parts = chunks(task, rows, plan, at_once)
+    threads = len(parts) if rows.device.type == "cpu" else 1
     gathered: tuple[Tensors, Tensors, Tensors] = ({}, {}, {})
-    for positions in chunks(task, rows, plan, at_once):
+    updates: Tensor | None = None
+    if len(parts) > 1 and not models:  # each part writes its own
+        updates = message["w"].new_empty(clients, task.size)
+        gathered[0]["update"] = updates
+
+    def train(positions: np.ndarray) -> tuple[Tensors, Tensors, Tensors]:
         where = _adjacent(positions)
-        is_whole = where == slice(0, clients)
         place = None
-        if isinstance(where, slice) and not is_whole and not models:  # updates stay where written
-            if "update" not in gathered[0]:
-                gathered[0]["update"] = message["w"].new_empty(clients, task.size)
-            place = gathered[0]["update"][where]
+        if updates is not None and isinstance(where, slice):
+            place = updates[where].data  # autograd may not ask what other parts write meanwhile
         own_plan = plan.of(positions)
         group = _Training(client, task, message, select(states, where), rows, own_plan, vectorize)
         first_epoch = own_plan.first_epoch() if losses else np.empty((0, len(positions)), "f4")
@@ -91,14 +96,22 @@ def train_locally(
             # A loss of a later epoch may be infinite, which times 0 is not 0.
             totals = torch.where(batches > 0, watched * batches, 0.0)
             trained[0]["train_loss"] = totals.sum(0) / batches.sum(0)
+        if updates is not None:
+            update = trained[0].pop("update")
+            if update is not place:
+                updates[where] = update
+        return trained
+
+    for positions, trained in zip(parts, in_threads(train, parts, threads), strict=True):
+        where = _adjacent(positions)
         for target, values in zip(gathered, trained, strict=True):
             for name, value in values.items():
-                if is_whole:
+                if where == slice(0, clients):
                     target[name] = value
-                elif value is not place:
-                    if name not in target:
-                        target[name] = value.new_empty(clients, *value.shape[1:])
-                    target[name][where] = value
+                    continue
+                if name not in target:
+                    target[name] = value.new_empty(clients, *value.shape[1:])
+                target[name][where] = value
     replies, states, trained_models = (move(values, "cpu") for values in gathered)
     return Trained(replies, states, trained_models["w"])
 

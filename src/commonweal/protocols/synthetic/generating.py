@@ -65,8 +65,9 @@ class GeneratorTask(Task):
         """Call one submodule on x, with the tensors of the whole module."""
         start = f"{name}."
         own = {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
-        submodule = self._training.get_submodule(name)
-        result: Tensor = functional_call(submodule, own, (x,), tie_weights=False)
+        with self._copy_of(self._training) as module:
+            submodule = module.get_submodule(name)
+            result: Tensor = functional_call(submodule, own, (x,), tie_weights=False)
         return result
 
 

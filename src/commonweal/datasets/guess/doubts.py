@@ -103,7 +103,7 @@ def _by_name(guessed: str, ranked: Sequence[ColumnCandidate]) -> list[str]:
         candidate.name
         for candidate in ranked
         if candidate.name not in own
-        and (candidate.is_clear or candidate.points > first.points - NEAR)
+        and (candidate.is_clear or (len(own) == 1 and candidate.points > first.points - NEAR))
     ]
     return [f"{_listed([guessed, *others])} are equally likely"] if others else []
 
@@ -148,11 +148,15 @@ def is_constant(contents: Table, name: str) -> bool:
 
 
 def of_client(
-    ranked: Sequence[ColumnCandidate], again: Sequence[str], label: str | None
+    profiles: Mapping[str, Profile],
+    ranked: Sequence[ColumnCandidate],
+    again: Sequence[str],
+    label: str | None,
 ) -> Doubt | None:
     """Return the doubt about the guessed client.
 
     Args:
+        profiles: The columns.
         ranked: The columns that may name the clients, the likeliest first.
         again: Those that name the guessed clients once more.
         label: The label, where it is given.
@@ -163,17 +167,24 @@ def of_client(
         for other in others
         if other.points > first.points - NEAR and other.name not in again
     ]
-    if first.name == CLIENT or not near:
+    if first.name == CLIENT or (first.is_clear and not near):
         return None
-    names = [first.name, *near][:MOST]
-    whys = {candidate.name: candidate.why.removeprefix("its name, ") for candidate in ranked}
-    options = tuple(Option(label, name, about=whys[name]) for name in names)
-    return Doubt(f"the client is doubtful: {_listed(names)} are equally likely", options)
+    text = f"{_listed([first.name, *near][:MOST])} are equally likely"
+    if not near:
+        text = f"{first.name!r} may be a feature"
+        near = [name for name in roles.could_name(profiles, label or "") if name != first.name]
+    options = []
+    for name in [first.name, *near][:MOST]:
+        options.append(Option(label, name, about=f"{profiles[name].different} different values"))
+    return Doubt(f"the client is doubtful: {text}", tuple(options))
 
 
-def no_client(profiles: Mapping[str, Profile], label: str, given: str | None) -> Doubt:
-    """Return the doubt where no name names the clients, with the columns that may do so."""
-    names = roles.could_name(profiles, label)[:MOST]
+def no_client(profiles: Mapping[str, Profile], given: str | None) -> Doubt:
+    """Return the doubt where no name names the clients, with the columns that may do so.
+
+    given: the label, where a person named it
+    """
+    names = roles.could_name(profiles, given or "")[:MOST]
     options = []
     for name in names:
         options.append(Option(given, name, about=f"{profiles[name].different} different values"))

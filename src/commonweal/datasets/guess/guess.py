@@ -299,9 +299,9 @@ def _doubts(
         doubts.append(of_label(contents, ranked, _leaks(contents), client))
     clients = roles.rank_clients(contents.profiles, own.label, own.drop)
     if client is None and clients:
-        doubts.append(of_client(clients, again, label))
+        doubts.append(of_client(contents.profiles, clients, again, label))
     elif not contents.facts.client and not is_divided:
-        doubts.append(no_client(contents.profiles, own.label, label))
+        doubts.append(no_client(contents.profiles, label))
     return tuple(doubt for doubt in doubts if doubt is not None)
 
 

@@ -20,9 +20,17 @@ LABELS = re.compile(
     "labels?|target|class|klasse|classe|clase|klasa|ziel(variable)?|cible|objetivo|etichetta|cel|"
     "outcomes?|ergebnis|mort|result|resultat|resultado|esito|wynik|uitkomst|utfall|response|"
     "diagnos(is|e|tic|tico|i)|died|dead|death|deceased|mortality|survived|alive|gestorben|"
-    "verstorben|tod|deces|fallecido|morto|zgon|zmarl|overleden|event|ereignis|disease|ill|sick|"
+    "verstorben|tod|deces|fallecido|morto|obito|zgon|zmarl|overleden|dod|avliden|olum|kuollut|"
+    "umrti|zemrel|halal|event|ereignis|disease|ill|sick|"
     "krank|churn(ed)?|kundigung|default(ed)?|fraud|readmi(t|tted|ssion)|relapse|rezidiv|"
     "recurrence|dropout|passed|failed"
+)
+AMBIGUOUS = re.compile(  # names of labels and of features: of labels where they stand at an end
+    "results?|resultat|resultado|wynik|response|events?|ereignis|disease|class|klasse|classe|clase|"
+    "klasa|ill|sick|krank|diagnos(is|e|tic|tico|i)"
+)
+NEUTRAL = re.compile(  # words with which a label remains one: in_hospital_mortality
+    "[a-z]|is|has|in|at|of|to|the|within|days?|months?|years?|hospital|icu|patient|flag|status|binary"
 )
 WEAK_LABELS = re.compile(
     "y|score|grade|note|price|preis|prix|precio|prezzo|value|wert|status|quality|severity|stage|"
@@ -39,6 +47,7 @@ CLIENTS = tuple(  # the most likely first
         (
             "clients?",
             "hosp(ital)?(num|id|nr|no|es|s)?|clini(c|cs|ca|que)|klini[ck]\\w*|krankenhaus|szpital\\w*|"
+            "sjukhus|sykehus|sygehus|sairaala|nemocnice|korhaz|spital|hastane|"
             "sites?(id|nr|no)?|cent(er|re|ro|rum)s?|zentr(um|en)|inst(itut\\w*)?|practice|praxis|"
             "facility|trust|provider|standort|hopital|etablissement|ospedale|ziekenhuis|placowka",
             "ward|dep(ar)?t(ement|ment)?|abteilung|oddzial|station|unit|school|schule|ecole|escuela|"
@@ -54,6 +63,7 @@ CLIENTS = tuple(  # the most likely first
         ),
     )
 )
+WEAK_CLIENTS = re.compile("unit|state|land|field|station|device|player|team")  # or features
 PEOPLE = CLIENTS[3]  # clients whose rows are usually repeated measurements
 CODES = re.compile(
     "\\w*([ck]ode?|codigo|codice|schlu(e)?ssel)s?|typ|type|mode|status|[ck]ategor(y|ie|ia)|group|gruppe|na[ct]ionality|"
@@ -67,6 +77,9 @@ TIMES = re.compile(
     "followup(time)?|surv?time|timetoevent"
 )
 WEAK_TIMES = re.compile("days?|months?|weeks?|years?|tage|monate|stop")
+OF_SURVIVAL = re.compile(  # words of the name of survival times, unlike `visit time`
+    f"{TIMES.pattern}|{WEAK_TIMES.pattern}|to|in|of|event|death|follow|up|obs|observed|overall|free"
+)
 EVENTS = re.compile(
     "events?|e|status|died|dead|death|deceased|mortality|fustat|delta|tod|gestorben|verstorben|"
     "ereignis|deces|zgon|relapse|recurrence|failure|progression|cens(ored|or|oring)?"
@@ -92,7 +105,7 @@ class ColumnCandidate(NamedTuple):
     name: str
     points: float
     why: str
-    is_clear: bool = False  # its name says that it is the label
+    is_clear: bool = False  # its name says that it is the label, or names the clients
 
 
 @cache
@@ -164,20 +177,25 @@ def rank_labels(
             points += 1
             reasons.append(f"{profile.different} different values")
         why = ", ".join(reasons) or "nothing but that others fit less"
-        is_clear = points >= LEAST_CLEAR and _says_label(profile)
+        is_at_end = position == 0 or "its position" in reasons
+        is_clear = points >= LEAST_CLEAR and _says_label(profile, is_at_end)
         candidates.append(ColumnCandidate(name, points, why, is_clear))
     return sorted(candidates, key=lambda candidate: -candidate.points)
 
 
-def _says_label(profile: Profile) -> bool:
-    """Return whether a name is that of a label: `died`, unlike `disease duration`."""
-    is_one_word = len(words(profile.name)) == 1
-    few = profile.different <= MOST_CLASSES
+def _says_label(profile: Profile, is_at_end: bool) -> bool:
+    """Return whether a name is that of a label: `died`, unlike `family death`."""
     if profile.name.lower() == "y":
         return True
-    return _has(profile.name, LABELS) and (
-        few or (is_one_word and profile.column.becomes == "number")
-    )
+    parts = words(profile.name)
+    told = [word for word in parts if LABELS.fullmatch(word)] or ["".join(parts)]
+    others = [word for word in parts if word not in told and not NEUTRAL.fullmatch(word)]
+    if not _has(profile.name, LABELS) or (others and "".join(parts) != told[0]):
+        return False
+    if all(map(AMBIGUOUS.fullmatch, told)) and not is_at_end:
+        return False
+    few = profile.different <= MOST_CLASSES
+    return few or (len(parts) == 1 and profile.column.becomes == "number")
 
 
 def survival(
@@ -196,7 +214,8 @@ def survival(
     time, event = (times or weak)[0], events[0]
     if "cens" in event.name.lower():
         return f"{time.name},{event.name}=0", False
-    return f"{time.name},{event.name}", bool(times) and event.column.becomes != "text"
+    is_sure = all(map(OF_SURVIVAL.fullmatch, words(time.name))) and bool(times)
+    return f"{time.name},{event.name}", is_sure and event.column.becomes != "text"
 
 
 # Clients
@@ -219,13 +238,16 @@ def rank_clients(
             if _has(name, vocabulary):
                 points = len(CLIENTS) - rank - 0.5 * (len(words(name)) > 2)
                 why = f"its name, {profile.different} different values"
-                candidates.append(ColumnCandidate(name, points, why))
+                candidates.append(ColumnCandidate(name, points, why, not _has(name, WEAK_CLIENTS)))
                 break
     return sorted(candidates, key=lambda candidate: -candidate.points)
 
 
 def could_name(profiles: Mapping[str, Profile], label: str) -> list[str]:
-    """Columns that might name the clients, though their names do not say so: categories first."""
+    """Columns that might name the clients, though their names do not say so: categories first.
+
+    label: the column that does not; empty: it is not certain
+    """
     texts, numbers = [], []
     for name, profile in profiles.items():
         enough = 3 <= profile.different <= profile.first_rows / (3 * LEAST_ROWS)

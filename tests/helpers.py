@@ -112,9 +112,9 @@ def module(kind: str, outputs: int = 3, seed: int = 0) -> nn.Sequential:
 
 
 def pieces(m: nn.Module) -> list[Tensor]:
-    """Trainable parameters, then floating-point buffers: the order of a task's vector."""
+    """Trainable parameters, then buffers: the order of a task's vector."""
     parameters: list[Tensor] = [p for p in m.parameters() if p.requires_grad]
-    return parameters + [b for b in m.buffers() if b.is_floating_point()]
+    return parameters + list(m.buffers())
 
 
 def vector(m: nn.Module) -> Tensor:

@@ -207,7 +207,7 @@ def decision(m: nn.Module, mode: str = "auto") -> tuple[str, str]:
     [
         (module("mlp"), "chunked", "closed form"),
         (module("logistic"), "chunked", "closed form"),
-        (module("norm"), "chunked", "99 parameters in layers that are faster together"),
+        (module("norm"), "chunked", "100 parameters in layers that are faster together"),
         (
             nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten()),
             "loop",

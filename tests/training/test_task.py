@@ -100,6 +100,7 @@ def test_the_vector_is_the_modules_values_in_order(name: str) -> None:
 def test_a_vector_cut_into_tensors_and_joined_is_itself(name: str) -> None:
     task = Task(MODULES[name]())
     w = torch.randn(task.size)
+    w[task.num_trainable :] = torch.arange(task.size - task.num_trainable)  # counters are whole
     tensors = task.tensors(w)
     assert torch.equal(torch.cat([t.flatten() for t in tensors.values()]), w)
     own = dict(task.module.named_parameters()) | dict(task.module.named_buffers())
@@ -116,16 +117,21 @@ def test_tensors_are_views() -> None:
 
 def test_buffers_are_at_the_end_and_not_trained() -> None:
     task = Task(module("norm"))
-    assert task.names[-2:] == ("1.running_mean", "1.running_var")
-    assert task.size - task.num_trainable == 16
-    assert task.initial[task.num_trainable :].tolist() == [0] * 8 + [1] * 8
+    assert task.names[-3:] == ("1.running_mean", "1.running_var", "1.num_batches_tracked")
+    assert task.size - task.num_trainable == 17
+    assert task.initial[task.num_trainable :].tolist() == [0] * 8 + [1] * 8 + [0]
     loss, _ = task.batch_loss(w := moved(task).requires_grad_(), even(*some_rows("norm")))
     (grad,) = torch.autograd.grad(loss, w)
     assert grad[task.num_trainable :].eq(0).all() and grad[: task.num_trainable].ne(0).any()
 
 
-def test_counters_are_not_in_the_vector() -> None:
-    assert not any("num_batches" in name for name in Task(module("norm")).names)
+def test_an_average_of_counters_is_rounded_where_the_module_reads_it() -> None:
+    task = Task(module("norm"))
+    w = task.initial.clone()
+    for given, want in ((2.4, 2), (2.9999998, 3), (16777216.0, 1 << 24)):
+        w[-1] = given
+        count = task.module_of(w).get_buffer("1.num_batches_tracked")
+        assert count.dtype == torch.int64 and int(count) == want
 
 
 def test_initial_is_a_copy() -> None:
@@ -155,7 +161,7 @@ def test_shared_weights_are_in_the_vector_once() -> None:
     ("make", "want"),
     [
         (lambda: module("mlp"), [0, 0, 1, 1]),
-        (lambda: module("norm"), [0, 0, 1, 1, 2, 2, 1, 1]),
+        (lambda: module("norm"), [0, 0, 1, 1, 2, 2, 1, 1, 1]),
         (lambda: nn.Linear(2, 1), [0, 0]),
     ],
 )
@@ -183,7 +189,8 @@ def test_another_initialisation_resets_buffers() -> None:
     m.get_buffer("1.running_mean").fill_(5)
     task = Task(m)
     assert task.initial[task.num_trainable :][:8].tolist() == [5] * 8
-    assert task.reinitialised(0).initial[task.num_trainable :].tolist() == [0] * 8 + [1] * 8
+    fresh = task.reinitialised(0).initial[task.num_trainable :]
+    assert fresh.tolist() == [0] * 8 + [1] * 8 + [0]
 
 
 def test_another_initialisation_is_what_torch_draws_from_the_seed() -> None:

@@ -45,6 +45,11 @@ def unflatten(flat: Mapping[str, Tensor]) -> State:
     return nested
 
 
+def tensor_bytes(value: Tensor) -> bytes:
+    """The bytes of a tensor of any type."""
+    return bytes(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
 def select(values: Tensors, index: Tensor | slice) -> Tensors:
     """Return the same rows of every tensor."""
     return {name: value[index] for name, value in values.items()}

@@ -32,6 +32,7 @@ from commonweal.record.facts import RunFacts
 from commonweal.task import scores
 from commonweal.task.own import function_identity
 from commonweal.task.task import Batch, Task
+from commonweal.task.trial import check_step
 from commonweal.task.uses import Uses
 from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training.ask import Role, Samples
@@ -406,6 +407,7 @@ def check_fit(task: Task, federation: Federation) -> None:
         with torch.no_grad():
             task.evaluate_rows(task.initial, x, y)
             outputs = task.outputs(task.initial, x)
+        check_step(task, x, y)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         name = type(task.module).__name__
         reason = str(error).split("\n")[0][:200]

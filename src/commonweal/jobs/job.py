@@ -18,7 +18,7 @@ from commonweal.base.errors import CommonwealError, ConfigError, DataError, did_
 from commonweal.base.files import digest
 from commonweal.base.memory import check_memory
 from commonweal.base.shares import product
-from commonweal.base.tensors import State
+from commonweal.base.tensors import State, tensor_bytes
 from commonweal.config import catalog
 from commonweal.config.catalog import KINDS
 from commonweal.config.experiment import PARTS, PATHS, Experiment, RunSettings, to_toml
@@ -456,7 +456,7 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
     parts = {key: given.pop(key) for key in GIVEN if key in given}
     settings = RunSettings(**given)
     federation = identified(federation)
-    task = task.suited_to(federation.loss)
+    task = task.suited_to(federation.loss, federation.train.y)
     if settings.precision != "float32":
         task = task.replace(precision=settings.precision)
     federation = federation.with_loss(task.loss)
@@ -651,7 +651,5 @@ def _module_digest(task: Task) -> str:
     """A hash of the module's architecture and initial weights, and of a user's own functions."""
     words = [type(task.module).__qualname__, str(task.module), task.loss, task.score]
     words += [f"{key} {function_identity(function)}" for key, function in task.functions.items()]
-    frozen = [p.detach() for p in task.module.parameters() if not p.requires_grad]
-    values = [task.initial, *frozen]
-    content = b"".join(value.cpu().contiguous().numpy().tobytes() for value in values)
+    content = b"".join(map(tensor_bytes, (task.initial, *task.frozen.values())))
     return digest("\0".join(words).encode(), content, size=8)

@@ -284,8 +284,12 @@ class Averaging(Algorithm):
         )
 
     def size(self, group: Group) -> Tensors:
-        """The numbers of training samples."""
-        return {"size": group.rows.sizes[group.ids]}
+        """The numbers of training samples, or of the positions of their labels that count."""
+        rows = group.rows
+        if self.task.counted is None:
+            return {"size": rows.sizes[group.ids]}
+        index, offsets = rows.index_of(group.ids)
+        return {"size": self.task.counted_sizes(rows.y[index], offsets)}
 
     def report(self, message: Tensors, group: Group) -> Tensors:
         """The loss and the score of the received model, for the rule."""

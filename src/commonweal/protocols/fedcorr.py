@@ -194,6 +194,7 @@ class FedCorr(Averaging):
         probabilities = self.probabilities(w, group.rows)
         dimension = intrinsic_dimension(probabilities, self.neighbours).mean()
         losses, _ = evaluate_rows(self.task.reporting, w, group.rows)
+        losses = losses if losses.ndim == 1 else losses[:, 0]  # without what counts in each
         replies = sent | {
             "loss": reported.losses,
             "score": reported.score,

@@ -500,7 +500,7 @@ def run_evidence(trust: bool, folder: Path) -> dict[str, Any]:
             own_scores = _by_client(stats[task.score], offsets)
             for k, client in enumerate(ids.tolist()):
                 values[client], scores[client] = own_values[k], own_scores[k]
-    by_sample = task.loss != "cox"
+    by_sample = losses.ndim == 1
     samples = list(map(len, values))
     if not by_sample:
         values = [

@@ -54,6 +54,39 @@ def resettable(module: nn.Module) -> Iterator[tuple[nn.Module, Callable[[], None
         yield module, module.reset_parameters
 
 
+BATCHNORM = nn.modules.batchnorm._BatchNorm
+EXACT = 1 << 24  # whole numbers up to which float32 has them all
+
+
+def carried_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that each client has its own of: they go with the model.
+
+    Constants do not: buffers of whole numbers that are not saved either (masks, positions), and
+    numbers that float32 does not have.
+    """
+    constant = set()
+    for prefix, part in module.named_modules():
+        names = part._non_persistent_buffers_set
+        constant |= {f"{prefix}.{name}" if prefix else name for name in names}
+    carried = {}
+    for name, buffer in module.named_buffers():
+        is_whole = not (buffer.is_floating_point() or buffer.is_complex())
+        if buffer.is_complex() or (is_whole and name in constant):
+            continue
+        if is_whole and buffer.numel() and int(buffer.long().abs().max()) > EXACT:
+            continue
+        carried[name] = buffer
+    return carried
+
+
+def changed_constant(module: nn.Module, name: str) -> str:
+    """The error about a buffer that is no part of the vector, but that forward changed."""
+    return (
+        f"forward of {type(module).__name__} changes its buffer {name}, which does not go with the "
+        "model: register it with persistent=True, as floating-point or whole numbers up to 2^24"
+    )
+
+
 def draws(layer: nn.Module) -> bool:
     """Return whether a layer draws random numbers in training."""
     if isinstance(layer, nn.modules.dropout._DropoutNd):

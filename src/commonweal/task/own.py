@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -14,6 +15,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.task.scores import Score
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> (N,), or a torch loss
+Counted = Callable[[Tensor], Tensor]  # labels (N, ...) -> whether each position counts
 ScoreFunction = Callable[[Tensor, Tensor], Tensor | float]  # of a client: (N,), or one number
 Pick = Callable[[object], Tensor]  # what a module returns -> its outputs
 UNDEFINED = torch.tensor(torch.nan, dtype=torch.float64)  # the score of a client without samples
@@ -56,18 +58,47 @@ def known_loss(function: LossFunction) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Unlike:
+    """Counts the labels of positions that are not to be ignored. Soft labels count once."""
+
+    ignore_index: int
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return torch.ones_like(y[..., :1]) if y.is_floating_point() else y != self.ignore_index
+
+
+def labelled(y: Tensor) -> Tensor:
+    """Whether positions have a label: -1 stands for none."""
+    return y >= 0
+
+
+def counted_by(function: LossFunction) -> Counted | None:
+    """The positions that a torch loss counts; None: it is not known to ignore any."""
+    if known_loss(function):
+        return None
+    if isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss):
+        return Unlike(function.ignore_index)
+    inner = function.func if isinstance(function, partial) else function
+    if inner in (nn.functional.cross_entropy, nn.functional.nll_loss):
+        given = function.keywords if isinstance(function, partial) else {}
+        return Unlike(given.get("ignore_index", -100))
+    return None
+
+
 class OwnLoss:
-    """A user's loss, which gives one value per sample (N,).
+    """A user's loss, which gives one value per sample (N,), or per position (N, ...).
 
     torch's losses are asked not to take the mean, and take outputs (N, 1) with labels (N,), as
-    those of the catalog do.
+    those of the catalog do. Positions that are not counted are left out of a sample's mean.
 
     >>> losses = OwnLoss(nn.functional.mse_loss)
     >>> losses(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 0]))
     tensor([1., 4.])
     """
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Tensor], counted: Counted | None = None) -> None:
+        self._counted = counted
         self.name = function_name(function)
         if isinstance(function, nn.modules.loss._Loss):
             function = copy(function)
@@ -101,7 +132,35 @@ class OwnLoss:
                 f"the loss {self.name} has no gradient: compute it from the outputs by torch's "
                 "functions, without detach()"
             )
-        return values if values.ndim == 1 else values.flatten(1).mean(1)
+        if values.ndim == 1:
+            return values
+        if self._counted is None:
+            return values.flatten(1).mean(1)
+        counted = self._mask(y, values)
+        total = torch.where(counted, values, 0.0).flatten(1).sum(1)
+        return total / counted.flatten(1).sum(1).clamp(min=1)
+
+    def _mask(self, y: Tensor, values: Tensor) -> Tensor:
+        """Which of the losses of positions (N, ...) count."""
+        assert self._counted is not None
+        counted = self._counted(y).bool()
+        if counted.shape != values.shape and counted.numel() == len(y):  # samples as a whole
+            counted = counted.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+        if counted.shape != values.shape:
+            raise ConfigError(
+                f"the loss {self.name} gave {tuple(values.shape)}, but the positions that count "
+                f"have shape {tuple(counted.shape)}: let `counted` give one value per loss"
+            )
+        return counted
+
+    def of_client(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The losses (N,) of a client's samples, whose mean is the mean over its positions."""
+        losses = self(outputs, y)
+        if self._counted is None:
+            return losses
+        counts = self._counted(y).reshape(len(y), -1).sum(1).double()
+        mean = (losses * counts).sum() / counts.sum()
+        return mean + counts / counts.mean() * (losses - mean)
 
 
 def _has_reduction(function: LossFunction) -> bool:
@@ -120,7 +179,8 @@ def _is_per_sample(values: Tensor, outputs: Tensor, y: Tensor) -> bool:
     """Return whether these are the losses of samples, or of all numbers that samples consist of."""
     if values.shape[:1] != outputs.shape[:1]:
         return False
-    return values.numel() == len(values) or values.shape in (outputs.shape, y.shape)
+    by_position = outputs.shape[:1] + outputs.shape[2:]  # of classes, which are axis 1
+    return values.numel() == len(values) or values.shape in (outputs.shape, y.shape, by_position)
 
 
 def function_name(function: object) -> str:

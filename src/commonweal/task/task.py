@@ -1,35 +1,38 @@
 """A module, its loss and its scores, as functions of one flat vector.
 
-The vector holds the trainable parameters first and the floating-point buffers (BatchNorm's running
-statistics) after them. Buffers are sent and averaged like the rest, but not trained.
+The vector holds the trainable parameters first and the buffers (BatchNorm's running statistics,
+counters) after them. Buffers are sent and averaged like the rest, but not trained; whole numbers
+are rounded where the module reads them.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parameter import UninitializedParameter
 
-from commonweal.base.arguments import expect, expect_callable, expect_names
 from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors
 from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
 from commonweal.task import modules, scores
+from commonweal.task.checks import check_arguments, check_module
 from commonweal.task.losses import LOSSES
 from commonweal.task.own import (
+    Counted,
     LossFunction,
     OwnLoss,
     Pick,
     ScoreFunction,
+    counted_by,
     function_name,
     known_loss,
+    labelled,
     own_score,
     pick_outputs,
     score_name,
@@ -52,7 +55,6 @@ class Batch(NamedTuple):
         return self.inputs
 
 
-BATCHNORM = nn.modules.batchnorm._BatchNorm
 LOSS = "lower:loss"  # the score of a task with a loss of its own, by default
 
 
@@ -76,6 +78,9 @@ class Task:
         log_target: Whether `target` is of the labels' logarithms. Outputs are in units still.
         variance: The variance of all labels, for pooled R^2; by default that of `target`.
         precision: "bfloat16" computes training's forward and backward pass in mixed precision.
+        counted: Where each sample's label has several positions (tokens, pixels): a function from
+            labels (N, ...) to whether each position counts. By default all do but those with the
+            `ignore_index` of a torch loss. Losses and sizes of clients count positions.
 
     >>> task = Task(nn.Linear(2, 3))
     >>> task.size, task.initial.shape
@@ -97,20 +102,22 @@ class Task:
         log_target: bool = False,
         variance: float | None = None,
         precision: str = "float32",
+        counted: Counted | None = None,
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name != "self"}
-        _check_arguments(**self._given)
+        check_arguments(**self._given)
         self.implied = loss == ""  # the labels may suggest another loss than this one
         function: OwnLoss | None = None
         if not isinstance(loss, str):
-            function = None if known_loss(loss) else OwnLoss(loss)
+            counted = counted or counted_by(loss)
+            function = None if known_loss(loss) else OwnLoss(loss, counted)
             loss = known_loss(loss) or function_name(loss)
         scoring: Score | None = None
         if not isinstance(score, str):
             scoring = own_score(score, lower_is_better)
             score = score_name(score, lower_is_better)
         elif function is not None and not score:
-            scoring = own_score(function, lower_is_better=True)
+            scoring = own_score(function.of_client, lower_is_better=True)
             score = LOSS
         self.module = module
         self.loss = loss or "cross-entropy"
@@ -125,12 +132,14 @@ class Task:
         self.log_target = log_target or loss == "poisson"
         self.variance = variance
         self.precision = precision
+        self.counted = labelled if self.loss == "tokens" else counted
         self._fixed_on: dict[torch.device, Tensors] = {}
         self._drawing: dict[torch.Size, bool] = {}
+        self._mixing: dict[torch.Size, bool] = {}
         self._widths: dict[torch.Size, int] = {}
         self._idle: dict[nn.Module, list[nn.Module]] = {}  # copies that no thread calls
         self._check_names()
-        _check_module(module)
+        check_module(module)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in vars(self):
@@ -157,10 +166,14 @@ class Task:
             else:
                 scores.check_score(name, self.loss)
 
-    def suited_to(self, loss: str) -> "Task":
-        """The task with the loss that the data suggest, unless it was given one itself."""
+    def suited_to(self, loss: str, y: Tensor) -> "Task":
+        """The task with the loss that the data suggest, unless it was given one itself.
+
+        Cross-entropy of labels (N, ...), of pixels or tokens or soft ones, is torch's.
+        """
         if not self.implied:
-            return self
+            several = self.loss == "cross-entropy" and y.ndim > 1
+            return self.replace(loss=partial(nn.functional.cross_entropy)) if several else self
         if not loss:
             name = type(self.module).__name__
             raise ConfigError(
@@ -172,7 +185,9 @@ class Task:
     @property
     def functions(self) -> dict[str, object]:
         """The user's own functions, by the argument that they were given as."""
-        keys = ("score", "output") if self.own_loss is None else ("loss", "score", "output")
+        keys = ["score", "output", "counted"]
+        if self.own_loss is not None:
+            keys.insert(0, "loss")
         return {key: self._given[key] for key in keys if callable(self._given[key])}
 
     @cached_property
@@ -184,7 +199,11 @@ class Task:
 
     @cached_property
     def _pieces(self) -> dict[str, Tensor]:
-        return _pieces(self.module)
+        pieces: dict[str, Tensor] = {}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                pieces[name] = parameter.detach()
+        return pieces | modules.carried_buffers(self.module)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -193,6 +212,10 @@ class Task:
     @cached_property
     def shapes(self) -> list[torch.Size]:
         return [piece.shape for piece in self._pieces.values()]
+
+    @cached_property
+    def _dtypes(self) -> list[torch.dtype]:
+        return [piece.dtype for piece in self._pieces.values()]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -229,7 +252,7 @@ class Task:
     @cached_property
     def initial(self) -> Tensor:
         """The module's own values."""
-        return torch.cat([piece.flatten() for piece in self._pieces.values()])
+        return torch.cat([piece.flatten().float() for piece in self._pieces.values()])
 
     def reinitialised(self, seed: int) -> "Task":
         """The task with another random initialisation.
@@ -244,19 +267,33 @@ class Task:
         return self.replace(module=module)
 
     @property
+    def frozen(self) -> Tensors:
+        """The tensors of the module that are not in the vector: nothing changes them."""
+        known = set(self.names)
+        tensors = self._tensors(remove_duplicate=True)
+        return {name: value.detach() for name, value in tensors if name not in known}
+
+    @property
     def is_drawn(self) -> bool:
         """True if another initialisation draws every trained parameter."""
         drawn = {id(p) for layer, _ in modules.resettable(self.module) for p in layer.parameters()}
         return all(id(p) in drawn for p in self.module.parameters() if p.requires_grad)
 
     def tensors(self, w: Tensor) -> dict[str, Tensor]:
-        """The vector as the module's named tensors: views, with a single cat as their backward."""
-        pieces = zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)
-        return {name: piece.view(shape) for name, piece, shape in pieces}
+        """The vector as the module's named tensors: views, with a single cat as their backward.
+
+        Buffers that are not in float32 are copies of their type.
+        """
+        pieces = zip(self.names, torch.split(w, self.sizes), self.shapes, self._dtypes, strict=True)
+        tensors = {}
+        for name, piece, shape, dtype in pieces:
+            view = piece.view(shape)
+            tensors[name] = view if dtype == torch.float32 else _as_type(view, dtype)
+        return tensors
 
     def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The vector of tensors by name, as `Record.state_dict()` gives them."""
-        return torch.cat([tensors[name].flatten() for name in self.names])
+        return torch.cat([tensors[name].flatten().float() for name in self.names])
 
     def module_of(self, w: Tensor) -> nn.Module:
         """A copy of the module with the vector's values, in evaluation mode.
@@ -284,6 +321,32 @@ class Task:
         """The factors of the samples' losses, by their classes."""
         weights = torch.tensor(self.class_weight, dtype=torch.float32, device=y.device)
         return weights[y.long()]
+
+    def counts(self, y: Tensor) -> Tensor | None:
+        """How many positions of each sample's label count (N,); None: each sample counts as one."""
+        if self.counted is None:
+            return None
+        return self.counted(y).reshape(len(y), -1).sum(1)
+
+    def counted_sizes(self, y: Tensor, offsets: Tensor) -> Tensor:
+        """How many samples or positions of each client count (K,)."""
+        counts = self.counts(y)
+        if counts is None:
+            return offsets.diff()
+        return scores.sum_by_client(counts.cpu(), offsets).long()
+
+    def weighted(self, weight: Tensor, y: Tensor) -> Tensor:
+        """The weights (S, B) of samples in their batches, in proportion to what counts in each."""
+        counts = self.counts(y.flatten(0, 1))
+        if counts is None:
+            return weight
+        counts = counts.view(weight.shape)
+        real = weight > 0
+        some = torch.where(real, counts, counts[:, :1])
+        alike = (some == counts[:, :1]).all(1, keepdim=True) & (counts[:, :1] > 0)
+        by_count = counts * real
+        share = by_count / by_count.sum(1, keepdim=True).clamp(min=1)
+        return torch.where(alike, weight, share.to(weight.dtype))
 
     def batch_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's loss in training mode, and the buffers after it (empty without buffers)."""
@@ -325,36 +388,53 @@ class Task:
         """In training mode, with running statistics that forget everything before."""
         module = deepcopy(self.module).eval()
         for layer in module.modules():
-            if isinstance(layer, BATCHNORM):
+            if isinstance(layer, modules.BATCHNORM):
                 layer.train()
                 layer.momentum = 1.0
         return module
 
     def _run(self, module: nn.Module, w: Tensor, x: Inputs) -> tuple[Tensor, Tensor]:
         """The outputs of a module that changes its buffers, and the buffers after it."""
-        tensors = self.tensors(w)
-        # BatchNorm writes its statistics in place: give it copies.
-        buffers = {name: tensors[name].detach().clone() for name in self._buffer_names}
-        counters = {name: count.to(w.device, copy=True) for name, count in self._counters.items()}
-        outputs = self._call(module, tensors | buffers | counters, x)
-        if not buffers:
+        given = self._copied(w)
+        outputs = self._call(module, given, x)
+        if not self._buffer_names:
             return outputs, w.new_empty(0)
-        return outputs, torch.cat([buffer.flatten() for buffer in buffers.values()])
+        after = [given[name] for name in self._buffer_names]  # they may be other tensors
+        for name, value in zip(self._buffer_names, after, strict=True):
+            self.check_shape(name, value.shape)
+        return outputs, torch.cat([value.detach().flatten().to(w.dtype) for value in after])
 
-    @cached_property
-    def _counters(self) -> dict[str, Tensor]:
-        """The buffers that are no numbers of the vector, such as BatchNorm's count of batches."""
-        buffers = self.module.named_buffers()
-        return {name: buffer for name, buffer in buffers if not buffer.is_floating_point()}
+    def check_shape(self, name: str, shape: torch.Size) -> None:
+        """Raise ConfigError where a forward pass gave a buffer of the vector another shape."""
+        if shape != self._pieces[name].shape:
+            raise ConfigError(
+                f"forward of {type(self.module).__name__} changes its buffer {name} from shape "
+                f"{tuple(self._pieces[name].shape)} to {tuple(shape)}: give it one shape in "
+                "__init__"
+            )
+
+    def _copied(self, w: Tensor) -> dict[str, Tensor]:
+        """The module's tensors, with copies of the buffers: modules write to them in place."""
+        tensors = self.tensors(w)
+        return tensors | {name: tensors[name].detach().clone() for name in self._buffer_names}
 
     # Calling the module
 
-    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
+    def _call(self, module: nn.Module, given: dict[str, Tensor], x: Inputs) -> Tensor:
+        """The outputs. `given` has the buffers after the call, also those that were reassigned."""
         if x.device.type != "cpu":
-            tensors = self._fixed(x.device) | tensors
+            given.update(self._fixed(x.device))
+        given.update({other: given[name] for other, name in self._tied.items()})
         args, kwargs = self.arguments(x)
         with self._copy_of(module) as own:
-            result = functional_call(own, tensors, args, kwargs, tie_weights=self._tied)
+            constants = self._constants(own)
+            versions = [value._version for value in constants.values()]
+            # Tied names have one tensor here: torch need not search for them at every call.
+            result = functional_call(own, given, args, kwargs, tie_weights=False)
+            after = self._constants(own)
+        for (name, value), version in zip(constants.items(), versions, strict=True):
+            if after.get(name) is not value or value._version != version:
+                raise ConfigError(modules.changed_constant(self.module, name))
         return pick_outputs(result, self.output)
 
     @contextmanager
@@ -370,6 +450,16 @@ class Task:
             yield copy
         finally:
             idle.append(copy)
+    def _constants(self, module: nn.Module) -> dict[str, Tensor]:
+        """The buffers that are not in the vector, which no client may change."""
+        if not self._constant_names:
+            return {}
+        buffers = dict(module.named_buffers())
+        return {name: buffers[name] for name in self._constant_names if name in buffers}
+
+    @cached_property
+    def _constant_names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.module.named_buffers()) - set(self.names)
 
     def arguments(self, x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The positional and keyword arguments with which the module is called.
@@ -393,17 +483,23 @@ class Task:
         return x.to(torch.int64 if self._takes_tokens else torch.float32)
 
     @cached_property
-    def _tied(self) -> bool:
-        """True if two names share a parameter: to search at every call takes as long as a layer."""
-        all_names = list(self.module.named_parameters(remove_duplicate=False))
-        return len(all_names) > len(list(self.module.parameters()))
+    def _tied(self) -> dict[str, str]:
+        """Further names of the vector's tensors, each with the name that the vector has."""
+        names = {id(value): name for name, value in self._tensors(remove_duplicate=True)}
+        everything = self._tensors(remove_duplicate=False)
+        pairs = {name: names[id(value)] for name, value in everything}
+        known = set(self.names)
+        return {other: name for other, name in pairs.items() if other != name and name in known}
+
+    def _tensors(self, remove_duplicate: bool) -> Iterator[tuple[str, Tensor]]:
+        """The module's parameters and buffers by name."""
+        yield from self.module.named_parameters(remove_duplicate=remove_duplicate)
+        yield from self.module.named_buffers(remove_duplicate=remove_duplicate)
 
     def _fixed(self, device: torch.device) -> dict[str, Tensor]:
         """The module's tensors that are not in the vector, on the device where it computes."""
         if device not in self._fixed_on:
-            everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-            others = everything.keys() - set(self.names)
-            self._fixed_on[device] = {n: everything[n].detach().to(device) for n in others}
+            self._fixed_on[device] = {n: value.to(device) for n, value in self.frozen.items()}
         return self._fixed_on[device]
 
     # Evaluation
@@ -414,7 +510,7 @@ class Task:
 
     def raw_outputs(self, w: Tensor, x: Inputs) -> Tensor:
         """The module's outputs in evaluation mode, as it was trained to give them."""
-        return self._call(self._inference, self.tensors(w), x)
+        return self._call(self._inference, self._copied(w), x)
 
     @cached_property
     def _inference(self) -> nn.Module:
@@ -462,6 +558,9 @@ class Task:
         else:
             # First the losses: they say where outputs do not fit.
             losses = self.losses(outputs, self.scaled(y)).cpu()
+            counts = self.counts(y)
+            if counts is not None:
+                losses = torch.stack([losses, counts.to(losses)], 1)
             # Scores are in float64, which not every device has.
             outputs, y = self.in_units(outputs).cpu(), y.cpu()
         stats = {}
@@ -471,6 +570,10 @@ class Task:
 
     def mean_losses(self, losses: Tensor, offsets: Tensor) -> Tensor:
         """The mean loss of each client (K,), of what `evaluate_rows` gives by row."""
+        if self.counted is not None:
+            losses, counts = losses.unbind(1)
+            total = scores.sum_by_client(losses.double() * counts, offsets)
+            return total / scores.sum_by_client(counts, offsets)
         if self.loss != "cox":
             return scores.mean_by_client(losses, offsets)
         risk, y = losses[:, 0], losses[:, 1:]
@@ -489,7 +592,7 @@ class Task:
 
     @cached_property
     def has_batchnorm(self) -> bool:
-        return self._has_layer(BATCHNORM)
+        return self._has_layer(modules.BATCHNORM)
 
     def _has_layer(self, *kinds: type[nn.Module]) -> bool:
         return any(isinstance(layer, kinds) for layer in self.module.modules())
@@ -510,6 +613,27 @@ class Task:
                 self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
         return self._drawing[shape]
 
+    def mixes(self, x: Inputs) -> bool:
+        """Return whether a sample's output in training depends on the other samples of its batch.
+
+        Padding would then change it. Modules with buffers are taken to mix samples.
+        """
+        if self._buffer_names or len(x) < 2:
+            return bool(self._buffer_names)
+        shape = x.shape[1:]
+        if shape not in self._mixing:
+            last = len(x) - 1
+            alike = torch.tensor([0, 0], device=x.device)
+            other = torch.tensor([0, last], device=x.device)
+            with torch.no_grad(), shared_generator() as generator:
+                outputs = []
+                for rows in (alike, other):
+                    generator.manual_seed(0)
+                    outputs.append(self._call(self._training, self.tensors(self.initial), x[rows]))
+            first, second = (values[0] for values in outputs)
+            self._mixing[shape] = not torch.allclose(first, second, rtol=1e-4, atol=1e-5)
+        return self._mixing[shape]
+
     def width(self, x: Inputs) -> int:
         """The numbers that a sample of x and its activations hold, the same on every machine."""
         shape = x.shape[1:]
@@ -525,69 +649,6 @@ def _built(kind: type[Task], given: dict[str, Any]) -> Task:
     return kind(**given)
 
 
-def _check_arguments(
-    module: object,
-    loss: object,
-    score: object,
-    also: object,
-    target: tuple[float, float] | None,
-    output: object,
-    lower_is_better: object,
-    class_weight: tuple[float, ...] | None,
-    **_: object,
-) -> None:
-    expect("module", module, nn.Module, "a torch.nn.Module")
-    for key, function in (("loss", loss), ("score", score)):
-        if isinstance(function, type):
-            raise ConfigError(f"{key} = {function!r} is a class: give {function.__name__}()")
-        if not isinstance(function, str):
-            expect_callable(key, function, f"the name of a {key}, or a function")
-    expect_names("also", also)
-    if target is not None:
-        expect("target", target, tuple, "(mean, deviation)")
-        is_pair = len(target) == 2 and all(isinstance(item, int | float) for item in target)
-        if not is_pair or not target[1] > 0:
-            raise ConfigError(f"target = {target!r}: give (mean, deviation), with deviation > 0")
-    expect("class_weight", class_weight, list | tuple | None, "a number for each class")
-    for weight in class_weight or ():
-        expect("class_weight", weight, int | float, "a number for each class")
-    expect("lower_is_better", lower_is_better, bool, "True or False")
-    if output is not None:
-        expect_callable("output", output, "a function that picks the outputs")
-
-
-def _check_module(module: nn.Module) -> None:
-    """Raise ConfigError where a module cannot be trained."""
-    kind = type(module).__name__
-    if not any(p.requires_grad for p in module.parameters()):
-        raise ConfigError(f"{kind} has no parameter to train")
-    for name, p in module.named_parameters():
-        if isinstance(p, UninitializedParameter) or p.is_meta:
-            raise ConfigError(
-                f"{name} of {kind} has no values yet: call the module once with a batch, or "
-                "build it on the CPU"
-            )
-    for name, value in _pieces(module).items():
-        if value.dtype != torch.float32:
-            raise ConfigError(
-                f"{name} of {kind} is {value.dtype}: models are trained in float32; call "
-                "module.float()"
-            )
-    for part in module.modules():
-        if isinstance(part, BATCHNORM) and part.running_mean is None:
-            raise ConfigError(
-                f"{type(part).__name__} has no running statistics to evaluate with: "
-                "set track_running_stats=True"
-            )
-
-
-def _pieces(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a vector in order: trainable parameters, then floating-point buffers."""
-    pieces: dict[str, Tensor] = {}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            pieces[name] = parameter.detach()
-    for name, buffer in module.named_buffers():
-        if buffer.is_floating_point():
-            pieces[name] = buffer
-    return pieces
+def _as_type(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers of a vector as a buffer's type: an average of whole numbers is rounded."""
+    return (values if dtype.is_floating_point else values.round()).to(dtype)

@@ -168,8 +168,8 @@ def _steps_per_epoch(task: Task, sizes: np.ndarray, batch: np.ndarray) -> np.nda
 def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> list[np.ndarray]:
     """The positions of the clients that are trained together, by falling steps and size.
 
-    Batches of very different lengths are never padded to each other; with normalisation layers
-    none are, as padding would enter their statistics.
+    Batches of very different lengths are never padded to each other. None are if a sample's output
+    depends on the others, as padding would enter the statistics of a batch.
 
     at_once: the numbers that clients who are trained together may hold; None: any
     """
@@ -179,7 +179,7 @@ def chunks(task: Task, rows: Rows, plan: BatchSchedule, at_once: int | None) -> 
     by_phase = np.stack([phase.steps[order] for phase in plan.phases()])
     # In every phase, those who are done must be the last ones.
     apart = np.any(np.diff(by_phase, prepend=by_phase[:, :1]) > 0, axis=0)
-    if task.size > task.num_trainable:
+    if task.mixes(rows.inputs):
         sizes = plan.sizes[order]
         apart |= np.diff(sizes, prepend=sizes[:1]) != 0
     groups = pack(costs.tolist(), at_once, widths.tolist(), apart.tolist())

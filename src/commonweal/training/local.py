@@ -90,6 +90,8 @@ def train_locally(
         group = _Training(client, task, message, select(states, where), rows, own_plan, vectorize)
         first_epoch = own_plan.first_epoch() if losses else np.empty((0, len(positions)), "f4")
         batches = torch.from_numpy(first_epoch).to(rows.device)  # (steps, S) their sizes
+        if task.counted is not None:
+            batches = _counted(task, rows, own_plan, batches)
         watched = torch.zeros_like(batches)  # their losses
         trained = group.train(models, place, watched)
         if losses:
@@ -114,6 +116,20 @@ def train_locally(
                 target[name][where] = value
     replies, states, trained_models = (move(values, "cpu") for values in gathered)
     return Trained(replies, states, trained_models["w"])
+
+
+def _counted(task: Task, rows: Rows, plan: BatchSchedule, batches: Tensor) -> Tensor:
+    """How many positions count in the batches (steps, S) of an epoch."""
+    counted = torch.zeros_like(batches)
+    for step, sizes in enumerate(batches):
+        active = int((sizes > 0).sum())
+        drawn = plan.at(step, active)
+        y = rows.y[drawn.samples.to(rows.device)]
+        counts = task.counts(y.flatten(0, 1))
+        assert counts is not None
+        real = drawn.weight.to(rows.device) > 0
+        counted[step, :active] = (counts.view(real.shape) * real).sum(1).to(batches.dtype)
+    return counted
 
 
 def start_vectors(
@@ -256,6 +272,7 @@ class _Training:
             phases.append(
                 _Phase(
                     self._trainer(self.task, self.rows, phase.trains),
+                    self.task,
                     self.rows,
                     plan,
                     self.lr,
@@ -350,6 +367,7 @@ class _Phase:
     """Epochs of a group of clients in which the same coordinates move."""
 
     trainer: Trainer
+    task: Task
     rows: Rows
     plan: BatchSchedule  # of these epochs
     lr: float  # of the round
@@ -380,7 +398,8 @@ class _Phase:
         if self.rows.transform is not None:
             seeds = [seed + step for seed in self.plan.seeds[: len(drawn.samples)]]
             x = _transformed(self.rows.transform, x, seeds)
-        return self.trainer.ready(Batch(x, self.rows.y[drawn.samples], drawn.weight))
+        y = self.rows.y[drawn.samples]
+        return self.trainer.ready(Batch(x, y, self.task.weighted(drawn.weight, y)))
 
     def drawn(self, step: int, clients: int) -> Drawn:
         """Return the numbers that were drawn for a step of the first k clients."""

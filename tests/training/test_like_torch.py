@@ -343,9 +343,7 @@ def test_a_run_is_a_plain_loop_with_buffers(name: str, vectorize: str) -> None:
     assert got.keys() == want.keys()
     for key, value in want.items():
         assert got[key].dtype == value.dtype, key
-        torch.testing.assert_close(
-            got[key], value, rtol=1e-5, atol=1e-5, msg=lambda m: f"{key}: {m}"
-        )
+        torch.testing.assert_close(got[key], value, rtol=1e-5, atol=1e-5)
     for key, value in module.state_dict().items():  # the user's module stays as it was
         assert torch.equal(value, before[key])
 

@@ -424,7 +424,7 @@ class Task:
         """The outputs. `given` has the buffers after the call, also those that were reassigned."""
         if x.device.type != "cpu":
             given.update(self._fixed(x.device))
-        given.update({other: given[name] for other, name in self._tied.items()})
+        given.update({o: given[name] for o, name in self._tied.items() if name in given})
         args, kwargs = self.arguments(x)
         with self._copy_of(module) as own:
             constants = self._constants(own)
@@ -450,6 +450,7 @@ class Task:
             yield copy
         finally:
             idle.append(copy)
+
     def _constants(self, module: nn.Module) -> dict[str, Tensor]:
         """The buffers that are not in the vector, which no client may change."""
         if not self._constant_names:
@@ -484,12 +485,11 @@ class Task:
 
     @cached_property
     def _tied(self) -> dict[str, str]:
-        """Further names of the vector's tensors, each with the name that the vector has."""
+        """Further names of tensors, each with its first one."""
         names = {id(value): name for name, value in self._tensors(remove_duplicate=True)}
         everything = self._tensors(remove_duplicate=False)
         pairs = {name: names[id(value)] for name, value in everything}
-        known = set(self.names)
-        return {other: name for other, name in pairs.items() if other != name and name in known}
+        return {other: name for other, name in pairs.items() if other != name}
 
     def _tensors(self, remove_duplicate: bool) -> Iterator[tuple[str, Tensor]]:
         """The module's parameters and buffers by name."""

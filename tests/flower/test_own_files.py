@@ -260,3 +260,35 @@ def test_no_row_leaves_a_clinic(tmp_path: Path) -> None:
     for rows in tables.values():
         for row in rows:
             assert f" {row['age']}" not in told and f" {row['creatinine']}" not in told
+
+
+def test_the_server_learns_which_node_lacks_which_columns(tmp_path: Path) -> None:
+    tables = clinics()
+    lacking = {"clinic/b": ["smoker", "admitted"], "c": ["ward"]}
+    for name, columns in lacking.items():
+        tables[name] = [{k: v for k, v in row.items() if k not in columns} for row in tables[name]]
+    parts: dict[str, Any] = {"client": "sgd", "rule": "fedavg"}
+    same = experiment("unknown to the server.csv", **parts)
+    with pytest.raises(DataError, match="has no column"):
+        run_on(grid_of(same, tmp_path / "same", tables), same, tmp_path / "refused", nodes=3)
+    given = experiment("unknown to the server.csv", dataset={"columns": "union"}, **parts)
+    run_on(grid_of(given, tmp_path, tables), given, tmp_path / "run", nodes=3)
+    record = Record.read(tmp_path / "run")
+    assert record.facts.notes is not None
+    (note,) = [note for note in record.facts.notes if "without any value" in note]
+    assert "'smoker', 'admitted' at 'clinic/b'" in note and "'ward' at 'c'" in note
+    preprocessing = record.preprocessing()
+    assert preprocessing is not None
+    optional = {column.name for column in preprocessing.columns if column.optional}
+    assert optional == {"smoker", "admitted", "ward"}
+    # Sums over the nodes that have a column, and a flag at those that lack it.
+    new = {key: [row[key] for row in tables["c"]] for key in tables["c"][0]}
+    x = preprocessing.rows(new)
+    wards = [k for k, name in enumerate(preprocessing.features) if name.startswith("ward = ")]
+    assert preprocessing.features[wards[-1]] == "ward = missing"
+    np.testing.assert_array_equal(x[:, wards], np.eye(len(wards))[[-1] * len(x)])
+    smoker = preprocessing.features.index("smoker is missing")
+    assert not x[:, smoker].any()
+    ages = np.array([float(row["age"]) for rows in tables.values() for row in rows])
+    (age,) = [column for column in preprocessing.columns if column.name == "age"]
+    assert abs(age.mean - ages.mean()) < 3  # of training rows

@@ -6,6 +6,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 import numpy as np
 
@@ -33,6 +34,7 @@ def folder(
     task: Task = "auto",
     scale: bool = True,
     separator: str = "auto",
+    columns: Literal["same", "union"] = "same",
     size: int = 32,
     clients: int | None = None,
     test: float = 0.2,
@@ -40,8 +42,8 @@ def folder(
 ) -> Federation:
     """A client for each folder in `path`; score: accuracy for classes, pooled R^2 for values
 
-    path: the folder of folders; label, drop, task, scale, separator: of tables, as in dataset
-    'table'
+    path: the folder of folders; label, drop, task, scale, separator, columns: of tables, as in
+    dataset 'table'
     size: images are resized to (3, size, size); clients: how many of the clients to use
     test: the share of each client's rows that is tested; seed: which rows and clients
     """
@@ -53,11 +55,12 @@ def folder(
     if tables:
 
         def batches() -> Iterator[Batch]:
-            return _read_tables(tables, separator)
+            return _read_tables(tables, separator, columns == "union")
 
         roles = Roles(label, CLIENT, names_in(drop))
-        contents = read_table(root, batches, roles, separator)
-        federation = load_table(contents, task, Options(scale), clients, test, seed)
+        contents = read_table(root, batches, roles, f"{separator} {columns}")
+        options = Options(scale, union=columns == "union")
+        federation = load_table(contents, task, options, clients, test, seed)
         assert isinstance(federation, Federation)
         return federation
     if archives:
@@ -76,14 +79,22 @@ def _files(root: Path) -> list[Path]:
     return sorted(file for place in folders for file in place.iterdir() if file.is_file())
 
 
-def _read_tables(files: list[Path], separator: str) -> Iterator[Batch]:
-    """The rows of all tables, with a column that names the client."""
+def _read_tables(files: list[Path], separator: str, union: bool) -> Iterator[Batch]:
+    """The rows of all tables, with a column that names the client.
+
+    union: tables get the columns of the others, without values
+    """
     import pyarrow
 
+    every: dict[str, None] = {}
+    for file in files if union else []:
+        every |= dict.fromkeys(next(read_batches(file, separator), {}))
     for file in files:
         for batch in read_batches(file, separator):
             rows = len(next(iter(batch.values())))
-            yield batch | {CLIENT: pyarrow.array([file.parent.name] * rows)}
+            nothing = pyarrow.nulls(rows, pyarrow.string())
+            whole = {name: batch.get(name, nothing) for name in every or batch}
+            yield whole | {CLIENT: pyarrow.array([file.parent.name] * rows)}
 
 
 def _from_arrays(files: list[Path], clients: int | None, test: float, seed: int) -> Federation:

@@ -56,6 +56,7 @@ def table(
     task: Task = "auto",
     scale: bool = True,
     levels: int = 50,
+    columns: Literal["same", "union"] = "same",
     statistics: Literal["pooled", "federated"] = "pooled",
     public: str = "",
     separator: str = "auto",
@@ -78,6 +79,7 @@ def table(
     task: texts and up to 20 different whole numbers are "classes", other labels "values"
     scale: numbers get mean 0 and standard deviation 1 over all training rows
     levels: of a text, the most frequent ones; the others become level "other"
+    columns: of clients, the "same", or the "union": what a client lacks is a missing value there
     statistics: of training rows, "pooled", or "federated": combined from each client's own sums
     public: a preparation.json of another run, made from public rows: nothing is fitted then
     separator: between a CSV's values; encoding: of a CSV, such as latin-1
@@ -97,7 +99,8 @@ def table(
     opened = open_table(file, roles, separator, encoding)
     if separator == "auto":
         separator = separator_in(file, encoding)
-    options = Options(scale, levels, statistics, separator, encoding, public)
+    union = columns == "union"
+    options = Options(scale, levels, statistics, separator, encoding, public, union)
     return load_table(opened, task, options, clients, test, seed, least_rows=least_rows, fold=fold)
 
 

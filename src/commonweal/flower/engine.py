@@ -312,7 +312,7 @@ class FlowerEngine(Engine, StateStore):
         return replace(shared, personal=own)
 
     def facts(self, algorithm: Algorithm) -> RunFacts:
-        notes = []
+        notes = [*self.preprocessing.notes] if self.preprocessing else []
         for column in () if self.preprocessing is None else self.preprocessing.columns:
             if column.becomes == "nothing":
                 notes.append(f"column {column.name!r} is left out: {column.why}")

@@ -5,7 +5,7 @@ preprocessing, by which every client prepares its own rows.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -20,7 +20,7 @@ from commonweal.data.federation import Features, Federation
 from commonweal.data.split import Split, quota, split_rows
 from commonweal.data.tables.columns import Roles, Table, names_in
 from commonweal.data.tables.files import read_batches, separator_in
-from commonweal.data.tables.fit import make_features
+from commonweal.data.tables.fit import make_features, on_lacking
 from commonweal.data.tables.plain_table import PlainColumn
 from commonweal.data.tables.preprocessing import Preprocessing, Summary, fit_sums, fit_text
 from commonweal.datasets.table import CLASSES, TableLabels, open_table, read_labels
@@ -56,6 +56,8 @@ class TableSchema:
     task: str
     encoding: str
     separator: str
+    rows: int = 0  # for training
+    union: bool = False  # clients may have different columns
 
 
 class OwnTable:
@@ -85,11 +87,18 @@ class OwnTable:
             label=self.options["label"],
             client=self.options["client"],
             drop=tuple(name for name in names_in(self.options["drop"]) if name in present),
-            keep=names_in(self.options["keep"]),
-            categories=names_in(self.options["categories"]),
-            missing=names_in(self.options["missing"]),
+            keep=self._present("keep", present),
+            categories=self._present("categories", present),
+            missing=self._present("missing", present),
         )
         return open_table(self.path, roles, separator, encoding)
+
+    def _present(self, option: str, present: Collection[str]) -> tuple[str, ...]:
+        """The columns of an option, with columns = "union" as far as this file has them."""
+        entries = names_in(self.options[option])
+        if self.options["columns"] != "union":
+            return entries
+        return tuple(entry for entry in entries if {entry, entry.rpartition("=")[0]} & {*present})
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -142,6 +151,8 @@ class OwnTable:
             task=options["task"],
             encoding=options["encoding"],
             separator=separator,
+            rows=len(self.split.train.rows),
+            union=options["columns"] == "union",
         )
 
     def _sums(self, name: str) -> Summary:
@@ -196,11 +207,18 @@ def merged(tables: Mapping[str, TableSchema]) -> Preprocessing:
     tables = {client: tables[client] for client in sorted(tables)}
     name, first = next(iter(tables.items()))
     for client, table in tables.items():
-        _check_columns(name, first, client, table)
+        if not first.union:
+            _check_columns(name, first, client, table)
     columns = []
-    for name in first.columns:
-        by_client = {client: table.columns[name] for client, table in tables.items()}
-        columns.append(_fitted(name, by_client, first))
+    lacking: dict[str, list[str]] = {}
+    for name in dict.fromkeys(chain(*(table.columns for table in tables.values()))):
+        by_client = {}
+        for client, table in tables.items():
+            nothing = ColumnSchema(PlainColumn(name, "text"), gaps=table.rows)
+            by_client[client] = table.columns.get(name, nothing)
+        column = _fitted(name, by_client, first)
+        lacking[name] = [client for client, table in tables.items() if name not in table.columns]
+        columns.append(replace(column, optional=bool(lacking[name])))
     classes = _class_names(tables)
     preprocessing = Preprocessing(
         columns=tuple(columns),
@@ -210,6 +228,7 @@ def merged(tables: Mapping[str, TableSchema]) -> Preprocessing:
         encoding=first.encoding,
         statistics="federated",
         target={} if classes else _target(tables.values()),
+        notes=on_lacking(lacking),
     )
     if not preprocessing.used:
         left_out = "; ".join(f"{column.name!r}: {column.why}" for column in columns[:5])
@@ -230,6 +249,8 @@ def _check_columns(first: str, expected: TableSchema, name: str, given: TableSch
 def check_table(common: Preprocessing, given: TableSchema) -> None:
     """Raise DataError where the table of a client that joins late cannot be prepared as others."""
     for column in common.used:
+        if column.name not in given.columns and given.union:
+            continue
         if column.name not in given.columns:
             raise DataError(f"its file has no column {column.name!r}")
         own = given.columns[column.name]

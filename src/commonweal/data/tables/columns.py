@@ -214,9 +214,9 @@ class _Scan:
         self.some_bare = False
 
     def add(self, values: "pyarrow.Array") -> None:
-        first = self.rows == 0
+        first = self.first_rows == 0
         self.rows += len(values)
-        if not first and (values.null_count == len(values) or not self.possible):
+        if values.null_count == len(values) or (not first and not self.possible):
             self.gaps += values.null_count
             return
         if first and _has_codes(values):
@@ -416,7 +416,11 @@ def survey(batches: Batches, missing: Sequence[str] = ()) -> Survey:
     for batch in batches():
         scans = scans or {name: _Scan(name, declared.get(name, ())) for name in batch}
         if set(batch) != set(scans):
-            raise DataError(f"files with different columns: {sorted(batch)} and {sorted(scans)}")
+            some = sorted(set(batch) ^ set(scans))[:5]
+            raise DataError(
+                f"files with different columns: not all have {some}; columns = 'union' takes all "
+                "columns, as missing values where a file lacks them"
+            )
         rows += len(next(iter(batch.values())))
         for name, values in batch.items():
             scans[name].add(values)

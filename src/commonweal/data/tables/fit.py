@@ -1,7 +1,7 @@
 """A table's columns, fitted on the training rows and turned into features."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,13 @@ from commonweal.base.errors import DataError
 from commonweal.base.files import read_plain
 from commonweal.data.federation import Features
 from commonweal.data.sources.opened import note
-from commonweal.data.split import Split
+from commonweal.data.split import Split, some
 from commonweal.data.tables import plain_table
 from commonweal.data.tables.columns import Table
 from commonweal.data.tables.plain_table import GAP, GROUPED, PlainColumn
 from commonweal.data.tables.preprocessing import Preprocessing, Statistics, fit_numbers, fit_text
 
+LEAST = 10  # training rows of a client without a column that is reported
 CHUNK = 1 << 16  # rows that become features at once
 SHOWN = 6  # columns that a note names
 
@@ -32,6 +33,7 @@ class Options:
     separator: str = ","
     encoding: str = "utf-8"
     public: str = ""  # a file with fitted columns, in place of a fit
+    union: bool = False  # clients may have different columns
 
 
 def fit_columns(
@@ -57,6 +59,11 @@ def fit_columns(
     if all(column.becomes == "nothing" for column in columns):
         reasons = [f"{column.name!r}: {column.why}" for column in columns[:5]]
         raise DataError(f"no column is left to learn from ({'; '.join(reasons) or 'none'})")
+    lacking: dict[str, list[str]] = {}
+    if table.facts.client:
+        lacking = {column.name: _lacking(table, column, split) for column in columns}
+    if options.union:
+        columns = tuple(replace(column, optional=bool(lacking[column.name])) for column in columns)
     preprocessing = Preprocessing(
         columns=columns,
         label=table.label if event is None else f"log risk of {event}",  # what Cox's model gives
@@ -65,7 +72,7 @@ def fit_columns(
         separator=options.separator,
         encoding=options.encoding,
         statistics="public" if options.public else options.statistics,
-        notes=_notes(columns, table, train),
+        notes=(*_notes(columns, table, train), *on_lacking(lacking)),
     )
     return Features(
         train=make_features(table, preprocessing.used, train),
@@ -73,6 +80,28 @@ def fit_columns(
         preprocessing=preprocessing,
         notes=preprocessing.notes,
     )
+
+
+def _lacking(table: Table, column: PlainColumn, split: Split) -> list[str]:
+    """The clients that have training rows enough, and no value of a column that is used."""
+    if column.becomes == "nothing":
+        return []
+    is_known = ~table.gaps(column.name)
+    names = []
+    for name, rows in zip(split.names, split.train.by_client(), strict=True):
+        if len(rows) >= LEAST and not is_known[rows].any():
+            names.append(name)
+    return names
+
+
+def on_lacking(lacking: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """A note on the clients that lack columns, which are missing values there."""
+    by_clients: dict[tuple[str, ...], list[str]] = {}
+    for name, clients in lacking.items():
+        if clients:
+            by_clients.setdefault(tuple(clients), []).append(name)
+    parts = [f"{some(names)} at {some(clients)}" for clients, names in by_clients.items()]
+    return (f"columns without any value at a client: {'; '.join(parts[:SHOWN])}",) if parts else ()
 
 
 def _fit_column(
@@ -101,7 +130,11 @@ def make_features(table: Table, columns: Sequence[PlainColumn], rows: np.ndarray
         chunk = rows[begin : begin + CHUNK]
         parts = []
         for column in columns:
-            if column.becomes == "text":
+            if column.name not in table.profiles:  # other clients have it
+                values = np.full(len(chunk), np.nan)
+                if column.becomes == "text":
+                    values = plain_table.level_positions(column, []).repeat(len(chunk))
+            elif column.becomes == "text":
                 texts, codes = table.texts(column.name)
                 positions = plain_table.level_positions(column, texts.tolist())
                 values = positions[codes[chunk]]  # code -1 is the last position, that of a gap

@@ -112,6 +112,7 @@ class PlainColumn:
     levels: tuple[str, ...] = ()  # of a text
     other: bool = False  # whether there is a level for strings that are not among the levels
     missing: bool = False  # whether there is a level for missing strings
+    optional: bool = False  # some clients have no such column, and neither may new tables
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "words", tuple(self.words))  # JSON has lists
@@ -368,13 +369,17 @@ def read_columns(preprocessing: Mapping[str, object]) -> list[PlainColumn]:
 def prepare(columns: Sequence[PlainColumn], table: Mapping[str, Sequence[str]]) -> np.ndarray:
     """The features (n, d) of a table's rows. Columns that the model does not use are ignored."""
     used = [column for column in columns if column.becomes != "nothing"]
-    missing = [column.name for column in used if column.name not in table]
+    needed = [column.name for column in used if not column.optional]
+    missing = [name for name in needed if name not in table]
     if missing:
         raise ValueError(
             f"the table has no column {', '.join(map(repr, missing))}: the model needs it; its "
             f"columns are {', '.join(map(repr, table))}"
         )
-    parts = [column_features(column, _values(column, table[column.name])) for column in used]
+    nothing = [""] * len(next(iter(table.values()), ()))
+    parts = []
+    for column in used:
+        parts.append(column_features(column, _values(column, table.get(column.name, nothing))))
     features: np.ndarray = np.concatenate(parts, 1).clip(-LARGEST, LARGEST)
     return features.astype(np.float32)
 

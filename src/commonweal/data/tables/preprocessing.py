@@ -110,12 +110,12 @@ def is_fitted(preprocessing: Preprocessing | None) -> bool:
     return preprocessing is not None and preprocessing.statistics != "public"
 
 
-NUMERIC = ("mean", "deviation", "median", "indicator", "low", "high")
+NUMERIC = ("optional", "mean", "deviation", "median", "indicator", "low", "high")
 FIELDS = {
     "number": ("decimal", "unit", "missing_as", *NUMERIC),
     "boolean": ("words", *NUMERIC),
     "date": ("order", *NUMERIC),
-    "text": ("missing_as", "levels", "other", "missing"),
+    "text": ("optional", "missing_as", "levels", "other", "missing"),
     "nothing": ("why", "is_id"),
 }
 

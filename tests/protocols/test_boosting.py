@@ -470,7 +470,7 @@ def test_refused() -> None:
         run(task(f, 2), f, rounds=2)
     with pytest.raises(ConfigError, match="room for 2 trees, but there are 5 rounds"):
         run(task(f, 2), f, algorithm="boosting", rounds=5)
-    with pytest.raises(ConfigError, match="does not take a client"):
+    with pytest.raises(ConfigError, match="does not take a client such as"):
         boost(f, 2, client="ditto")
     with pytest.raises(ConfigError, match=r"sample_rows = 1\.5"):
         boost(f, 2, algorithm={"sample_rows": 1.5})

@@ -61,7 +61,7 @@ class Alone(LocalTraining):
         return self.init_local(task)
 
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
-        return self.local_uses(state)
+        return self.local_uses(task, state)
 
 
 @lru_cache(maxsize=16)

@@ -23,9 +23,11 @@ from commonweal.clients.local_model import (
     LIKELIHOODS,
     Divided,
     LocalTraining,
+    check_local,
     mixture_losses,
     posterior_mean,
 )
+from commonweal.data.rows import Rows
 from commonweal.task.task import Task
 from commonweal.task.uses import Uses
 from commonweal.training.ask import Ask, Samples
@@ -60,6 +62,8 @@ class Blend(LocalTraining):
     tune_lr: their learning rate (none: that of the round)
     trees: whether the local models have a forest, for tables (as of `alone`)
     The others are those of sgd, for all models
+    With trees grown together (the algorithm "boosting") the local models are the linear model and
+    the forest, and the trees are the only partner: there is nothing to fine-tune.
     """
 
     partner: Literal["both", "global", "tuned"] = "both"
@@ -80,12 +84,23 @@ class Blend(LocalTraining):
             if value is not None and not 0 < value <= largest:
                 raise ConfigError(f"blend {name} = {value}: give a number above 0, up to {largest}")
 
-    @property
-    def largest(self) -> float:
+    takes_trees = True
+
+    def largest(self, task: Task) -> float:
         """The largest weight of the partners."""
         if self.limit is not None:
             return self.limit
-        return 2 / 3 if self.partner == "both" else 1 / 2
+        return 2 / 3 if self.partner == "both" and task.is_network else 1 / 2
+
+    def check(self, task: Task, rounds: int) -> None:
+        if task.is_network:
+            return
+        check_local(task, "blend")
+        if self.partner == "tuned":
+            raise ConfigError(
+                "blend partner = 'tuned': trees that are grown together are not fine-tuned; leave "
+                "partner out"
+            )
 
     def scouted(self, rounds: int) -> int:
         """The round after which m is learned."""
@@ -113,22 +128,38 @@ class Blend(LocalTraining):
 
     def answer(self, ask: Ask) -> tuple[Tensors, Tensors]:
         if ask.purpose == "weigh":
-            return {"size": ask.sizes}, self.learned(ask.states, ask.message["everyone"])
-        divided = self.divided(ask.samples)
-        if divided.held is None and ask.task.loss not in LIKELIHOODS:
-            raise ConfigError(
-                f"client 'blend' needs validation samples for the loss {ask.task.loss!r}, since a "
-                "global model can be far off for some clients: set validation = 0.2"
-            )
+            states = self.learned(ask.task, ask.states, ask.message["everyone"])
+            return {"size": ask.sizes}, states
+        rows = self.rows(ask)
         if ask.purpose == "train":
             states = self.trained(ask)
-            return ask.train(Client(**sgd_parameters(self)), self.rows(ask), states)
+            return ask.train(Client(**sgd_parameters(self)), rows, states)
         if ask.purpose == "mix":
             return self.compared(ask)
         replies, states = super().answer(ask)
         if ask.purpose == "tune":
-            states = ask.train_at_home(self.tuner(ask.rounds), divided.whole, states)
+            states = self.tuned(ask, self.divided(ask.samples).whole, states)
         return replies, states
+
+    def rows(self, ask: Ask) -> Rows:
+        if self.divided(ask.samples).held is None:
+            if not ask.task.is_network:
+                raise ConfigError(
+                    "client 'blend' needs validation samples to weigh trees and local models: set "
+                    "validation = 0.2"
+                )
+            if ask.task.loss not in LIKELIHOODS:
+                raise ConfigError(
+                    f"client 'blend' needs validation samples for the loss {ask.task.loss!r}, "
+                    "since a global model can be far off for some clients: set validation = 0.2"
+                )
+        return super().rows(ask)
+
+    def tuned(self, ask: Ask, rows: Rows, states: Tensors) -> Tensors:
+        """The states (S, ...) after fine-tuning the global model on some samples."""
+        if not ask.task.is_network:
+            return states
+        return ask.train_at_home(self.tuner(ask.rounds), rows, states)
 
     def tuner(self, rounds: int) -> Client:
         """The training by which clients fine-tune the global model."""
@@ -144,11 +175,11 @@ class Blend(LocalTraining):
         if held is not None:
             samples = held.sizes[ask.ids].float()
             states = self.caught_up(ask, first)
-            states = self.watched(ask, ask.train_at_home(self.tuner(ask.rounds), first, states))
+            states = self.watched(ask, self.tuned(ask, first, states))
             states, local = self.fitted(ask, states)
             for k, rows in enumerate(ask.of_each(held)):
                 own = {name: value[k] for name, value in states.items()}
-                partners = self.partners(ask.message, own)
+                partners = self.partners(ask.task, ask.message, own)
                 predicted = [ask.outputs(w, rows) for w in partners]
                 shares = [GRID / len(partners)] * len(partners)
                 weights = torch.stack([1 - GRID, *shares], 1)
@@ -161,34 +192,39 @@ class Blend(LocalTraining):
     # What the client keeps
 
     def init_client(self, task: Task, seed: int) -> Tensors:
-        return self.init_local(task) | {
-            "tuned": task.initial.clone(),
+        local = self.init_local(task)
+        return local | {
+            "tuned": local[self.local].clone(),
             "is_tuned": torch.zeros(1),
             "losses": torch.zeros(len(GRID)),
-            "m": torch.tensor([min(self.weight, self.largest)]),
+            "m": torch.tensor([min(self.weight, self.largest(task))]),
         }
 
-    def partners(self, message: Tensors, state: Tensors) -> tuple[Tensor, ...]:
+    def partners(self, task: Task, message: Tensors, state: Tensors) -> tuple[Tensor, ...]:
         """The models whose predictions join the local ones, with equal weights."""
+        if not task.is_network:
+            return (message["w"],)
         tuned = torch.where(state["is_tuned"] > 0, state["tuned"], message["w"])
         named = {"both": (message["w"], tuned), "global": (message["w"],), "tuned": (tuned,)}
         return named[self.partner]
 
-    def learned(self, state: Tensors, everyone: Tensor) -> Tensors:
+    def learned(self, task: Task, state: Tensors, everyone: Tensor) -> Tensors:
         """The client's state with its m.
 
         everyone: the mean losses (11,) over all clients' validation samples
         """
         m = posterior_mean(state["losses"] + self.prior * everyone)
-        return state | {"m": m.clamp(max=self.largest)}
+        return state | {"m": m.clamp(max=self.largest(task))}
 
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
-        local = self.local_uses(state)
-        partners = self.partners(message, state)
-        m = state["m"]
+        local = self.local_uses(task, state)
+        partners = self.partners(task, message, state)
+        networks = len(local.models)
+        m = state["m"] if len(local.weights) else torch.ones_like(state["m"])
         shares = [m / len(partners)] * len(partners)
-        weights = torch.cat([(1 - m) * local.weights[:1], *shares, (1 - m) * local.weights[1:]])
-        return Uses(torch.stack([local.models[0], *partners]), weights, local.others)
+        own = (1 - m) * local.weights
+        weights = torch.cat([own[:networks], *shares, own[networks:]])
+        return Uses(torch.cat([local.models, torch.stack(partners)]), weights, local.others)
 
 
 def mean_losses(replies: Tensors) -> Tensor | None:

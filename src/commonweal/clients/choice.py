@@ -19,7 +19,7 @@ from commonweal.base.tensors import Tensors
 from commonweal.clients import evidence as choice
 from commonweal.clients.evidence import ALONE, RIGHT_OR_WRONG, Evidence, How
 from commonweal.clients.fine_tune import Tuned, tuning_parameters
-from commonweal.clients.local_model import LocalTraining
+from commonweal.clients.local_model import LocalTraining, check_local
 from commonweal.data.rows import Rows
 from commonweal.task.task import Task
 from commonweal.task.uses import Uses, one_model
@@ -58,8 +58,12 @@ class ChoiceClient(LocalTraining):
     tune_epochs: int | float = 5
     tune_lr: float | None = None
 
+    takes_trees = True
+
     def check(self, task: Task, rounds: int) -> None:
         choice.choose_by_client([], self.how, level=self.level)  # raises where they are wrong
+        if not task.is_network:
+            check_local(task, "choice")
         if task.loss == "cox" or (self.how == "proved" and task.loss == "squared"):
             raise ConfigError(
                 f"client 'choice' with how = {self.how!r} has no evidence by sample for the loss "
@@ -86,13 +90,14 @@ class ChoiceClient(LocalTraining):
             taken = self.chosen(ask)
             return {"taken": taken}, ask.states | {"taken": taken}
         replies, states = super().answer(ask)
-        if ask.purpose == "tune":
+        if ask.purpose == "tune" and ask.task.is_network:
             tuned = Tuned(**tuning_parameters(self, self.tune_epochs, self.tune_lr))
             states = ask.train_at_home(tuned, states=states)
         return replies, states
 
     def chosen(self, ask: Ask) -> Tensor:
         """Return each client's choice on its validation samples, as one-hot rows (S, 3)."""
+        candidates = self.candidates if ask.task.is_network else self.candidates[:2]
         taken = torch.zeros(len(ask.ids), len(self.candidates))
         validation = ask.samples.validation
         if validation is None:  # there is nothing to choose on
@@ -101,8 +106,9 @@ class ChoiceClient(LocalTraining):
         for k, rows in enumerate(ask.of_each(validation)):
             state = {name: value[k] for name, value in ask.states.items()}
             evaluated = {}
-            for name in self.candidates:
-                evaluated[name] = _by_sample(ask, self.uses_of(name, ask.message, state), rows)
+            for name in candidates:
+                uses = self.uses_of(ask.task, name, ask.message, state)
+                evaluated[name] = _by_sample(ask, uses, rows)
             outputs = ask.outputs(ask.message["w"], rows)  # (N, ..., classes)
             classes = outputs.shape[-1] if outputs.ndim > 1 else 2
             taken[k, self.candidates.index(self.choose(ask.task, evaluated, classes))] = 1.0
@@ -111,16 +117,17 @@ class ChoiceClient(LocalTraining):
     # What a client keeps and uses
 
     def init_client(self, task: Task, seed: int) -> Tensors:
-        return self.init_local(task) | {
-            "tuned": task.initial.clone(),
+        local = self.init_local(task)
+        return local | {
+            "tuned": local[self.local].clone(),
             "is_tuned": torch.zeros(1),
             "taken": torch.tensor([1.0, 0.0, 0.0]),
         }
 
-    def uses_of(self, name: str, message: Tensors, state: Tensors) -> Uses:
+    def uses_of(self, task: Task, name: str, message: Tensors, state: Tensors) -> Uses:
         """Return the models and weights that a client would use with a candidate."""
         if name == ALONE:
-            return self.local_uses(state)
+            return self.local_uses(task, state)
         return one_model(message["w"] if name == "global" else state["tuned"])
 
     def choose(self, task: Task, evaluated: Mapping[str, Tensor], classes: int) -> str:
@@ -139,12 +146,13 @@ class ChoiceClient(LocalTraining):
         return taken
 
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:
-        local = self.local_uses(state)
-        taken = state["taken"]
-        models = torch.stack([local.models[0], message["w"], state["tuned"]])
+        local = self.local_uses(task, state)
+        networks = len(local.models)
+        taken = state["taken"] if len(local.weights) else torch.eye(3)[1]
+        partners = (message["w"], state["tuned"]) if task.is_network else (message["w"],)
         own = taken[:1] * local.weights
-        weights = torch.cat([own[:1], taken[1:], own[1:]])
-        return Uses(models, weights, local.others)
+        weights = torch.cat([own[:networks], taken[1 : 1 + len(partners)], own[networks:]])
+        return Uses(torch.cat([local.models, torch.stack(partners)]), weights, local.others)
 
 
 def _by_sample(ask: Ask, uses: Uses, rows: Rows) -> Tensor:

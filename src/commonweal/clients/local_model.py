@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commonweal.base.errors import ConfigError
 from commonweal.base.randomness import purpose, stream
 from commonweal.base.shares import product
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
-from commonweal.task.linear import STRENGTHS, fit_linear, has_linear, linear_outputs
+from commonweal.task.linear import LOSSES, STRENGTHS, fit_linear, has_linear, linear_outputs
 from commonweal.task.members import KINDS, fit_trees, has_trees, member_outputs
 from commonweal.task.task import Task
 from commonweal.task.uses import Uses, mix_outputs, one_model
@@ -43,6 +44,15 @@ def with_own_validation(federation: Federation, seed: int) -> Federation:
     """Make a part of the training samples `validation`, in place of what it was."""
     plain = replace(federation, validation=None, validated=None)
     return plain.with_validation(VALIDATION_SHARE, seed)
+
+
+def check_local(task: Task, method: str) -> None:
+    """Raise ConfigError where there are no local models next to trees grown together."""
+    if task.loss not in LOSSES:
+        raise ConfigError(
+            f"client {method!r} has no local models for the loss {task.loss!r} next to trees grown "
+            "together: leave client out"
+        )
 
 
 class Divided(NamedTuple):
@@ -93,6 +103,8 @@ class LocalModel(Client):
 
     def train(self, ask: Ask, rows: Rows, going: Tensor | bool = True) -> Tensors:
         """The states (S, ...) after the rounds that are left, of the clients (S, 1) that go on."""
+        if not ask.task.is_network:
+            return ask.states
         left = self.reached(ask.message, ask.states) - ask.states[self.counter]
         rounds = left.clamp(min=0) * going
         return ask.train_at_home(self, rows, rounds=rounds.flatten().long())
@@ -125,7 +137,7 @@ class LocalTraining(Client):
 
     def init_local(self, task: Task) -> Tensors:
         """Return the part of a client's state that local training needs."""
-        w = task.initial
+        w = task.initial if task.is_network else torch.empty(0)
         return {
             self.local: w.clone(),
             "best": w.clone(),  # the local model where it was best on the validation samples
@@ -138,8 +150,14 @@ class LocalTraining(Client):
             "other_weights": torch.empty(0),
         }
 
-    def local_uses(self, state: Tensors) -> Uses:
-        """The local network, and the models of other kinds as far as there are some."""
+    def local_uses(self, task: Task, state: Tensors) -> Uses:
+        """The local network, if there is one, and models of other kinds as far as there are some.
+
+        Next to trees that are grown together there is no network, and first no model at all.
+        """
+        if not task.is_network:
+            none = task.initial.new_empty(0, task.size)
+            return Uses(none, state["other_weights"], other_models(state))
         network = torch.where(state["stop"] > 0, state["best"], state[self.local])
         return with_others(network, state)
 
@@ -189,7 +207,7 @@ class LocalTraining(Client):
     def watched(self, ask: Ask, states: Tensors) -> Tensors:
         """The states (S, ...) with the best networks, while there are validation samples."""
         held = self.divided(ask.samples).held
-        if held is None or ask.round > self.scouted(ask.rounds):
+        if held is None or not ask.task.is_network or ask.round > self.scouted(ask.rounds):
             return states
         losses = ask.evaluate(one_model(states[self.local]), held).losses.float()[:, None]
         better = losses < states["best_loss"]  # false without samples
@@ -218,28 +236,37 @@ class LocalTraining(Client):
         """
         first, held, whole = self.divided(ask.samples)
         assert held is not None
+        kinds = self.kinds(ask.task, first)
+        if not ask.task.is_network and not kinds:
+            raise ConfigError(
+                "these samples have too many features for local models other than networks: leave "
+                "client out, or take the algorithm 'averaging'"
+            )
         best = states["best_round"]
         goes_on = best == states[self.network.counter]
         if self.scouted(ask.rounds) == ask.rounds:
             goes_on = torch.zeros_like(goes_on)  # no round is left for the validation samples
-        kinds = self.kinds(ask.task, first)
         vectors: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
         weights, outputs = [], []
         for k, own in enumerate(ask.of_each(held)):
             client = int(ask.ids[k])
-            mixed = ask.outputs(states["best"][k], own)
-            shares = torch.ones(1)
+            mixed, shares = torch.empty(0), torch.empty(0)
+            if ask.task.is_network:
+                mixed, shares = ask.outputs(states["best"][k], own), torch.ones(1)
             # In every round and method the same forest, if the samples are the same.
             draws = stream(ask.streams.seed, 0, ask.streams.keys[k], FORESTS)
             for kind in kinds:
                 parts = first.client(client), own, whole.client(client)
                 vector, predicted = _fitted(ask.task, kind, *parts, draws)
+                vectors[kind].append(vector)
+                if len(shares) == 0:
+                    mixed, shares = predicted, torch.ones(1)
+                    continue
                 both = torch.stack([mixed, predicted])
                 weight = posterior_mean(mixture_losses(ask.task, both, PAIRS, own))
-                vectors[kind].append(vector)
                 shares = torch.cat([(1 - weight) * shares, weight])
                 mixed = mix_outputs(ask.task.loss, both, torch.cat([1 - weight, weight]))
-            weights.append(shares[1:])
+            weights.append(shares[int(ask.task.is_network) :])
             outputs.append(mixed)
         states = states | {"stop": torch.where(goes_on, 0.0, (FURTHER * best).ceil())}
         if kinds:
@@ -250,12 +277,17 @@ class LocalTraining(Client):
 
 def with_others(network: Tensor, state: Tensors) -> Uses:
     """A network (d,) and the models of other kinds in a client's state, with their weights."""
-    others = {kind: state[kind] for kind in KINDS if len(state[kind])}
+    others = other_models(state)
     if not others:
         return one_model(network)
     weights = state["other_weights"]
     own = 1 - weights.sum(0, keepdim=True)
     return Uses(network[None], torch.cat([own.clamp(min=0), weights]), others)
+
+
+def other_models(state: Tensors) -> Tensors:
+    """The models of other kinds in a client's state, by kind."""
+    return {kind: state[kind] for kind in KINDS if len(state[kind])}
 
 
 def _fitted(

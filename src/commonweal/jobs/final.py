@@ -20,6 +20,7 @@ from commonweal.task.intervals import interval
 from commonweal.task.sample_scores import sample_scores
 from commonweal.task.scores import find_score
 from commonweal.task.task import Task
+from commonweal.task.uses import partner_weights
 from commonweal.task.vectorize import single, vmap_clients
 from commonweal.training.dense import dense_stack
 from commonweal.training.evaluation import evaluate_rows, evaluate_rows_by_models
@@ -66,9 +67,10 @@ def _weights(job: Job, local: LocalEngine, state: State) -> dict[str, tuple[floa
         if not uses.others:
             return {}
         models = uses.models.shape[1]
-        weights = {"network": uses.weights[:, 0]}
-        if models > 1:
-            weights["partners"] = uses.weights[:, 1:models].sum(1)
+        weights = {"network": uses.weights[:, 0]} if job.task.is_network else {}
+        partners = partner_weights(job.task, uses)
+        if partners is not None:
+            weights["partners" if job.task.is_network else "together"] = partners
         weights |= dict(zip(uses.others, uses.weights[:, models:].unbind(1), strict=True))
         for kind, values in weights.items():
             column = columns.setdefault(kind, np.full(local.population.clients, np.nan))

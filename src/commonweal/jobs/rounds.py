@@ -423,7 +423,7 @@ def _write_preprocessing(job: Job, store: Store, threshold: float | None = None)
 def _diverged(job: Job, number: int) -> str:
     client = job.algorithm.client
     remedy = "lower the learning rate"
-    if client is not None:
+    if client is not None and job.task.is_network:
         remedy = f"lower client.lr, now {client.lr:g}, or set client.clip"
     return f"training diverged in round {number}: {remedy}"
 

@@ -6,7 +6,7 @@ the state is the server's checkpoint.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -28,8 +28,8 @@ from commonweal.rules.rule import Decision, Descent, Need
 from commonweal.task.task import Task
 from commonweal.task.uses import Uses, one_model
 from commonweal.task.vectorize import Vectorize
-from commonweal.training.ask import Samples
-from commonweal.training.client import Client
+from commonweal.training.ask import Ask, Samples, Wanted
+from commonweal.training.client import Client, Notes
 from commonweal.training.client_state import NO_STATE, ClientState
 
 # The loss that clients report: of the received model, on all training samples or on the first
@@ -172,6 +172,24 @@ class Sample:
 Conversation = Generator[Request, Replies, Outcome]
 
 
+def ask_clients(
+    task: Task, request: Request, group: Group, wants: frozenset[Wanted] = frozenset()
+) -> Ask:
+    """A request as the client method gets it."""
+    return Ask(
+        task=task,
+        purpose=request.purpose,
+        message=request.message,
+        states=group.states.method,
+        samples=group.samples,
+        ids=group.ids,
+        streams=group.streams,
+        vectorize=group.vectorize,
+        at_once=group.at_once,
+        wants=wants,
+    )
+
+
 class Algorithm:
     """A protocol between a server and its clients. Pure: fields are fixed, the state is a value."""
 
@@ -288,6 +306,29 @@ class Algorithm:
     def samples(self, state: State) -> tuple[Tensor, Tensor] | None:
         """Synthetic samples and their labels, where the algorithm makes some."""
         return None
+
+
+def after_round(
+    algorithm: Algorithm, client: Client, rounds: int, outcome: Outcome, clients: int
+) -> Conversation:
+    """The requests of a client method to all clients after a round, and what comes of them."""
+    state = outcome.state
+    number = state["round"] - 1  # still this round
+    everyone = torch.arange(clients)
+    requests = client.after(int(number), rounds)
+    notes = Notes()
+    try:
+        request = next(requests)
+        while True:
+            message = algorithm.message(state) | {"round": number} | request.message
+            replies = yield Request(everyone, message, request.purpose)
+            is_used = len(replies.clients) > 0 and not request.silent
+            request = requests.send(replies.values if is_used else {})
+    except StopIteration as stop:
+        notes = stop.value
+    if notes.taken is not None:
+        state = state | {"taken": notes.taken}
+    return replace(outcome, state=state, warnings=(*outcome.warnings, *notes.warnings))
 
 
 def setting(population: Population, rounds: int, lr: float) -> Setting:

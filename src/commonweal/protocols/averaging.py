@@ -3,7 +3,7 @@
 McMahan et al., AISTATS 2017, with any rule, client method, server optimizer and channels.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -16,7 +16,6 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.randomness import Streams
 from commonweal.base.tensors import State, Tensors, select
 from commonweal.data.population import Population
-from commonweal.models.tree_ensemble import TreeEnsemble
 from commonweal.protocols.algorithm import (
     Algorithm,
     Conversation,
@@ -26,6 +25,8 @@ from commonweal.protocols.algorithm import (
     Request,
     Sample,
     TrainingLoss,
+    after_round,
+    ask_clients,
     decided,
     is_used,
     setting,
@@ -41,7 +42,7 @@ from commonweal.task.uses import one_model
 from commonweal.training import schedules
 from commonweal.training.ask import Ask, Samples, Wanted
 from commonweal.training.batches import first_batches
-from commonweal.training.client import Client, Notes
+from commonweal.training.client import Client
 from commonweal.training.client_state import ClientState, keep_finite
 from commonweal.training.evaluation import Evaluation, evaluate, evaluate_models
 from commonweal.training.local import start_vectors
@@ -70,7 +71,7 @@ class Averaging(Algorithm):
     always_evaluates: ClassVar[bool] = False  # the received model, whatever the rule needs
 
     def __post_init__(self) -> None:
-        if isinstance(self.task.module, TreeEnsemble):
+        if not self.task.is_network:
             raise ConfigError(
                 "the model 'trees' has no gradients to train it by: use the algorithm 'boosting'"
             )
@@ -131,23 +132,8 @@ class Averaging(Algorithm):
     def round(self, state: State, sample: Sample) -> Conversation:
         """Make an exchange, and the further requests of the client method to all clients."""
         outcome = yield from self.exchange(state, sample)
-        state = outcome.state
-        number = state["round"] - 1  # still this round
-        everyone = torch.arange(sample.population.clients)
-        requests = self.client.after(int(number), self.rounds)
-        notes = Notes()
-        try:
-            request = next(requests)
-            while True:
-                message = self.message(state) | {"round": number} | request.message
-                replies = yield Request(everyone, message, request.purpose)
-                is_used = len(replies.clients) > 0 and not request.silent
-                request = requests.send(replies.values if is_used else {})
-        except StopIteration as stop:
-            notes = stop.value
-        if notes.taken is not None:
-            state = state | {"taken": notes.taken}
-        return replace(outcome, state=state, warnings=(*outcome.warnings, *notes.warnings))
+        clients = sample.population.clients
+        return (yield from after_round(self, self.client, self.rounds, outcome, clients))
 
     def cohort(self, state: State, sample: Sample) -> Tensor:
         """The clients to ask. One that is drawn twice is asked once."""
@@ -270,18 +256,7 @@ class Averaging(Algorithm):
             wants.add("train_loss")
         if request.purpose == "train" and "loss_after" in self.rule.needs:
             wants.add("model")
-        return Ask(
-            task=self.task,
-            purpose=request.purpose,
-            message=request.message,
-            states=group.states.method,
-            samples=group.samples,
-            ids=group.ids,
-            streams=group.streams,
-            vectorize=group.vectorize,
-            at_once=group.at_once,
-            wants=frozenset(wants),
-        )
+        return ask_clients(self.task, request, group, frozenset(wants))
 
     def size(self, group: Group) -> Tensors:
         """The numbers of training samples, or of the positions of their labels that count."""

@@ -21,9 +21,9 @@ from torch import Tensor
 from commonweal.base.errors import ConfigError, DataError, RunError
 from commonweal.base.randomness import purpose, stream
 from commonweal.base.tensors import State, Tensors
-from commonweal.config.catalog import entries
+from commonweal.config.catalog import Entry, entries, named_part
 from commonweal.data.population import Population
-from commonweal.data.rows import CLASSIFICATION, REGRESSION
+from commonweal.data.rows import CLASSIFICATION, REGRESSION, Rows
 from commonweal.models.tree_ensemble import ABSENT, TreeEnsemble, Trees, count_columns, own_trees
 from commonweal.protocols.algorithm import (
     Algorithm,
@@ -33,6 +33,8 @@ from commonweal.protocols.algorithm import (
     Replies,
     Request,
     Sample,
+    after_round,
+    ask_clients,
     is_used,
     setting,
     unchanged,
@@ -45,10 +47,12 @@ from commonweal.task import scores
 from commonweal.task.task import Task
 from commonweal.task.uses import Uses, one_model
 from commonweal.training.bins import PARTS, STAGES, TOP, Distribution, floats_of_keys, rows_up_to
+from commonweal.training.client import Client
 from commonweal.training.client_state import NO_STATE, ClientState
 from commonweal.training.evaluation import by_client
 from commonweal.training.gradients import GRADIENTS
 
+PLAIN = Client()  # of which boosting needs nothing
 UNAVAILABLE: frozenset[Need] = frozenset({"update", "loss_after"})
 COLUMNS, ROWS = map(purpose, ("columns", "histogram"))  # of the random streams that draw them
 Preparing = Generator[Request, Replies, State]
@@ -88,8 +92,8 @@ class Boosting(Algorithm):
     sample_rows: float = 1.0
     sample_columns: float = 1.0
     personal: Literal["none", "client"] = "none"
+    client: Client = PLAIN
 
-    client = None
     together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -103,7 +107,8 @@ class Boosting(Algorithm):
         if self.bins > 255:
             raise ConfigError(f"boosting bins = {self.bins}: at most 255 are used")
         self._check_rule()
-        if not isinstance(self.task.module, TreeEnsemble):
+        self._check_client()
+        if self.task.is_network:
             kind = type(self.task.module).__name__
             raise ConfigError(
                 f"boosting grows trees, but the model is a {kind}: take the model 'trees', which "
@@ -128,6 +133,23 @@ class Boosting(Algorithm):
             f"boosting has trees and no updates, but the rule needs {sorted(unavailable)}: take a "
             f"rule of losses, which are {', '.join(rules_of_losses())}"
         )
+
+    def _check_client(self) -> None:
+        """Raise ConfigError for a client method that needs a network."""
+        if self.client == PLAIN:
+            return
+        if not self.client.takes_trees:
+            taken = [name for name, entry in entries("clients").items() if _takes_trees(entry)]
+            raise ConfigError(
+                "boosting trains no network and does not take a client such as "
+                f"{named_part(self.client)}: leave it out, or take one of {', '.join(taken)}"
+            )
+        if self.asks_clients:
+            raise ConfigError(
+                f"personal = {self.personal!r} gives each client trees of its own, and the client "
+                f"method {type(self.client).__name__} local models: take one of the two"
+            )
+        self.client.check(self.task, self.rounds)
 
     @property
     def ensemble(self) -> TreeEnsemble:
@@ -172,12 +194,18 @@ class Boosting(Algorithm):
             "lengths": torch.zeros(features, dtype=torch.int64),
             "missing": torch.zeros(features, dtype=torch.bool),
             # Of the splits by each feature, and those by clients
-            "gain": torch.zeros(features + self.personalizes, dtype=torch.float64),
+            "gain": torch.zeros(features + self.asks_clients, dtype=torch.float64),
+            **({"taken": torch.zeros(len(taken))} if (taken := self.client.candidates) else {}),
         }
 
     @property
-    def personalizes(self) -> bool:
+    def asks_clients(self) -> bool:
+        """True if trees may ask which client it is."""
         return self.personal == "client"
+
+    @property
+    def personalizes(self) -> bool:
+        return self.asks_clients or self.client.personalizes
 
     def model(self, state: State) -> Tensor:
         return self.own(state["w"], -1)
@@ -189,7 +217,7 @@ class Boosting(Algorithm):
 
     def own(self, w: Tensor, client: Tensor | int) -> Tensor:
         """The model of one client; -1: of one that no tree knows."""
-        if not self.personalizes:
+        if not self.asks_clients:
             return w
         tensors = self.task.tensors(w)
         trees = Trees(*(tensors[name] for name in Trees._fields))
@@ -198,29 +226,38 @@ class Boosting(Algorithm):
 
     def message(self, state: State) -> Tensors:
         message = {"w": self.model(state), "round": state["round"]}
-        return message | {"trees": state["w"]} if self.personalizes else message
+        message["rounds"] = torch.tensor(self.rounds)
+        return message | {"trees": state["w"]} if self.asks_clients else message
 
     def init_client(self, seed: int) -> ClientState:
-        if not self.personalizes:
-            return NO_STATE
-        return ClientState(protocol={"client": torch.tensor([-1])})
+        if self.asks_clients:
+            return ClientState(protocol={"client": torch.tensor([-1])})
+        return ClientState(self.client.init_client(self.task, seed))
 
     def uses(self, message: Tensors, client_state: ClientState) -> Uses:
-        if not self.personalizes:
-            return one_model(message["w"])
-        return one_model(self.own(message["trees"], client_state.protocol["client"]))
+        if self.asks_clients:
+            return one_model(self.own(message["trees"], client_state.protocol["client"]))
+        return self.client.uses(self.task, message, client_state.method)
 
     def mixture(self, state: State, clients: int) -> Tensor | None:
         return self.rule.averaged(state["rule"], clients)
 
     def ask(self, state: State) -> Tensors:
-        """Return the message of every request: the round and the trees so far."""
+        """Return the message of every request: the rounds and the trees so far."""
         tensors = self.task.tensors(state["w"])
         count = (int(state["round"]) - 1) * self.columns
         trees = Trees(*(tensors[name][:count] for name in Trees._fields))
-        return {"round": state["round"], "trees": trees.packed, "base": tensors["base"]}
+        rounds = {"round": state["round"], "rounds": torch.tensor(self.rounds)}
+        return rounds | {"trees": trees.packed, "base": tensors["base"]}
 
     def round(self, state: State, sample: Sample) -> Conversation:
+        """Grow trees, and make the further requests of the client method to all clients."""
+        outcome = yield from self.exchange(state, sample)
+        clients = sample.population.clients
+        return (yield from after_round(self, self.client, self.rounds, outcome, clients))
+
+    def exchange(self, state: State, sample: Sample) -> Conversation:
+        """Ask a cohort for losses, and grow the trees of a round."""
         if int(state["round"]) == 1:
             state = yield from self.prepare(state, sample.population)
         clients = sample.population.clients
@@ -297,7 +334,7 @@ class Boosting(Algorithm):
         bins = bins_of(state)
         features = self.draw_columns(int(state["round"]), len(state["lengths"]))
         some = bins.only(features)
-        known = clients if self.personalizes else 0
+        known = clients if self.asks_clients else 0
         question = Question.of(some, features, self.features + np.arange(known))
         grown = [Growing(some, question, self.limits) for _ in range(self.columns)]
         message = self.ask(state) | {name: state[name] for name in ("cuts", "lengths", "missing")}
@@ -396,6 +433,7 @@ class Boosting(Algorithm):
             keys = [one.keys(cells) for one, cells in zip(known, coarse, strict=True)]
             message = {
                 "round": state["round"],
+                "rounds": torch.tensor(self.rounds),
                 "thresholds": torch.from_numpy(floats_of_keys(np.concatenate(keys))),
                 "lengths": torch.tensor([len(own) for own in keys]),
             }
@@ -447,36 +485,38 @@ class Boosting(Algorithm):
         message = request.message
         if request.purpose == "describe":
             return {"labels": label_counts(group, int(message["classes"]))}, group.states
-        work = self.work(group)
+        asked = ask_clients(self.task, request, group)
+        if request.purpose not in ("loss", "count", "histogram", "median"):
+            replies, method = self.client.answer(asked)
+            return replies, group.states._replace(method=method)
+        rows = self.client.rows(asked)
+        work = self.work(rows, group)
         if request.purpose == "loss":
             return self.losses(work, message, group), self.kept(group)
         if request.purpose == "count":
-            return self.counts(work, message, group), group.states
-        if request.purpose in ("histogram", "median"):
-            key = message["round"], group.ids, group.each["weight"]
-            work.weigh(key, lambda: self.row_weights(group))
-            if request.purpose == "median":
-                return {"below": work.below(message)[None]}, self.kept(group)
-            sums, rows = work.histograms(message)
-            return {"sums": sums[None], "rows": rows[None]}, self.kept(group)
-        raise ConfigError(f"boosting has no answer to a request for {request.purpose!r}")
+            return self.counts(work, message, group), NO_STATE
+        key = message["round"], group.ids, group.each["weight"]
+        work.weigh(key, lambda: self.row_weights(rows, group))
+        if request.purpose == "median":
+            return {"below": work.below(message)[None]}, self.kept(group)
+        sums, counts = work.histograms(message)
+        return {"sums": sums[None], "rows": counts[None]}, self.kept(group)
 
     def kept(self, group: Group) -> ClientState:
-        """The states of clients: which of them they are, where trees ask for it."""
-        if not self.personalizes:
-            return group.states
+        """The states of clients: which of them they are, where trees ask for it; else as before."""
+        if not self.asks_clients:
+            return NO_STATE
         return ClientState(protocol={"client": group.each["client"][:, None]})
 
-    def work(self, group: Group) -> TreeWork:
-        """Return the work on the group's rows, remembered from one request to the next."""
-        rows = group.rows
+    def work(self, rows: Rows, group: Group) -> TreeWork:
+        """Return the work on some rows, remembered from one request to the next."""
         if rows.transform is not None:
             raise DataError("boosting has no batches and needs no transform: leave it out")
         work = self._memory.get("last")
         if work is None or work.rows is not rows:
             work = TreeWork(self.task, rows, self.ensemble.depth)
             self._memory["last"] = work
-        if self.personalizes and "client" in group.each:
+        if self.asks_clients and "client" in group.each:
             work.name(group.ids, group.each["client"])
         return work
 
@@ -487,19 +527,20 @@ class Boosting(Algorithm):
     def losses(self, work: TreeWork, message: Tensors, group: Group) -> Tensors:
         """The losses and scores of the trees so far on the clients' training rows."""
         outputs = work.outputs(message)
-        index, offsets = group.rows.index_of(group.ids)
-        losses, stats = self.task.row_results(outputs[index], group.rows.y[index])
+        rows = work.rows
+        index, offsets = rows.index_of(group.ids)
+        losses, stats = self.task.row_results(outputs[index], rows.y[index])
         evaluation = by_client(self.task, losses, stats, offsets)
-        sizes = group.rows.sizes[group.ids]
+        sizes = rows.sizes[group.ids]
         # Computed in float64 and rounded, they do not depend on who else is computed with them.
         return {"loss": evaluation.losses.float(), "score": evaluation.score, "size": sizes}
 
     def counts(self, work: TreeWork, message: Tensors, group: Group) -> Tensors:
         """Return the numbers of rows up to each threshold, and sums over the group's labels."""
-        index, _ = group.rows.index_of(group.ids)
+        index, _ = work.rows.index_of(group.ids)
         ordered = work.ordered(index)
         rows = rows_up_to(ordered, message["thresholds"], message["lengths"])
-        y = group.rows.y[index]
+        y = work.rows.y[index]
         labels = torch.zeros(1, dtype=torch.float64)
         if self.task.loss in CLASSIFICATION:
             weights = None if self.task.class_weight is None else self.task.weight_of(y).double()
@@ -510,13 +551,13 @@ class Boosting(Algorithm):
         values = {"rows": rows, "missing": ordered.isnan().sum(1), "labels": labels}
         return {name: value[None] for name, value in values.items()}
 
-    def row_weights(self, group: Group) -> np.ndarray:
+    def row_weights(self, rows: Rows, group: Group) -> np.ndarray:
         """By what the derivatives of all rows (N,) are multiplied; 0: a row does not count."""
-        by_client = torch.zeros(len(group.rows.sizes), dtype=torch.float64)
+        by_client = torch.zeros(len(rows.sizes), dtype=torch.float64)
         by_client[group.ids] = group.each["weight"].double()
-        weights = by_client.repeat_interleave(group.rows.sizes).numpy()
+        weights = by_client.repeat_interleave(rows.sizes).numpy()
         if self.sample_rows < 1:
-            offsets = group.rows.offsets.tolist()
+            offsets = rows.offsets.tolist()
             streams = group.streams._replace(purpose=ROWS).begin()
             for client, draws in zip(group.ids.tolist(), streams, strict=True):
                 own = slice(offsets[client], offsets[client + 1])
@@ -550,6 +591,10 @@ def rules_of_losses() -> list[str]:
         if isinstance(rule, Rule) and not rule.needs & UNAVAILABLE:
             names.append(name)
     return names
+
+
+def _takes_trees(entry: Entry) -> bool:
+    return isinstance(entry.factory, type) and getattr(entry.factory, "takes_trees", False)
 
 
 ENTRIES = {"boosting": Boosting}

@@ -45,7 +45,7 @@ class Final:
     personal: dict[str, Bounds] = field(default_factory=dict)
     never_predicted: tuple[str, ...] = ()  # classes with test samples, by the global model
     threshold: Threshold | None = None
-    # By client, of what it predicts with: "network", "partners", "linear", "forest", "boosting"
+    # By client, of what it predicts with: "network", "partners", "together" (trees), "linear" ...
     weights: dict[str, Numbers] = field(default_factory=dict)
     importance: dict[str, float] = field(default_factory=dict)  # shares by column, of trees
 

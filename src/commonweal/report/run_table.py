@@ -25,6 +25,7 @@ from commonweal.training.evaluation import Evaluation
 KINDS = {  # of models, in words
     "network": "network",
     "partners": "partners (global and tuned models)",
+    "together": "trees grown together",
     "linear": "linear model",
     "forest": "forest",
     "boosting": "boosting",

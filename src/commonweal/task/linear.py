@@ -17,6 +17,7 @@ from commonweal.task.task import Task
 
 # scikit-learn's C, the inverse of the weight decay; rising, as a small one is fitted fast.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+LOSSES = ("cross-entropy", "binary", "squared")  # of which there are linear models, and trees
 MOST_FEATURES = 1024  # with more, a linear model is no cheap candidate
 TOLERANCE = 1e-3  # of the solver: a tenth of scikit-learn's precision, in half of its time
 EPSILON = float(np.finfo(np.float64).eps)
@@ -26,7 +27,7 @@ ABSENT = -10.0  # the logit of a class that the client does not have
 
 def has_linear(task: Task, rows: Rows) -> bool:
     """Return whether there is a linear model for this loss and these samples."""
-    if task.loss not in ("cross-entropy", "binary", "squared") or rows.y.ndim > 1:
+    if task.loss not in LOSSES or rows.y.ndim > 1:
         return False
     x = rows.inputs
     if not isinstance(x, Tensor) or x[:1].numel() > MOST_FEATURES:

@@ -19,7 +19,7 @@ from commonweal.models.tree_ensemble import (
     from_sklearn,
     unflattened,
 )
-from commonweal.task.linear import count_outputs, linear_outputs
+from commonweal.task.linear import LOSSES, count_outputs, linear_outputs
 from commonweal.task.task import Task
 
 KINDS = ("linear", "forest", "boosting")
@@ -34,7 +34,7 @@ SEEDS = 1 << 31  # of scikit-learn
 
 def has_trees(task: Task, rows: Rows) -> bool:
     """Return whether there are trees for this loss and these samples: rows of a table."""
-    if task.loss not in ("cross-entropy", "binary", "squared") or rows.y.ndim > 1:
+    if task.loss not in LOSSES or rows.y.ndim > 1:
         return False
     x = rows.inputs
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] > MOST_FEATURES:

@@ -20,6 +20,7 @@ from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.generator import shared_generator
 from commonweal.base.tensors import Tensors
 from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
+from commonweal.models.tree_ensemble import TreeEnsemble
 from commonweal.task import modules, scores
 from commonweal.task.checks import check_arguments, check_module
 from commonweal.task.losses import LOSSES
@@ -272,6 +273,11 @@ class Task:
         known = set(self.names)
         tensors = self._tensors(remove_duplicate=True)
         return {name: value.detach() for name, value in tensors if name not in known}
+
+    @property
+    def is_network(self) -> bool:
+        """True if the module is trained by gradients, as all but trees are."""
+        return not isinstance(self.module, TreeEnsemble)
 
     @property
     def is_drawn(self) -> bool:

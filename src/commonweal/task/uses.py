@@ -67,6 +67,17 @@ def mix_outputs(loss: str, outputs: Tensor, weights: Tensor) -> Tensor:
     return (outputs * weights).sum(0)
 
 
+def partner_weights(task: Task, uses: Uses) -> Tensor | None:
+    """The weight (S,) of what each client does not train itself; None: it uses one kind of model.
+
+    uses: has a client axis (S, ...); the first network is the client's own
+    """
+    first, models = int(task.is_network), uses.models.shape[-2]
+    if models == first or uses.weights.shape[-1] == 1:
+        return None
+    return uses.weights[..., first:models].sum(-1)
+
+
 class MixedModule(nn.Module):
     """The modules of several models as one, whose predictions are mixed."""
 

@@ -20,6 +20,7 @@ from commonweal.training.optimizers import step_decay
 from commonweal.training.schedules import factor
 
 if TYPE_CHECKING:  # it trains clients
+    from commonweal.data.rows import Rows
     from commonweal.training.ask import Ask
 
 Grid = Mapping[str, tuple[float | str, ...]]  # values of parameters that a publication tried
@@ -87,6 +88,7 @@ class Client:
     beta2: float = 0.999
 
     personalizes: ClassVar[bool] = False  # whether clients use personal models
+    takes_trees: ClassVar[bool] = False  # whether the global model may be trees grown together
     candidates: ClassVar[tuple[str, ...]] = ()  # the models of which a client takes one
     plans_rounds: ClassVar[bool] = False  # whether a round depends on how many there are
     grid: ClassVar[Grid] = {}
@@ -160,6 +162,10 @@ class Client:
                 "give one"
             )
         return ask.train(self)
+
+    def rows(self, ask: "Ask") -> "Rows":
+        """The samples of a group's clients that a round trains on."""
+        return ask.samples.train
 
     def after(self, round: int, rounds: int) -> Requests:
         """The method's own requests to all clients after a round."""

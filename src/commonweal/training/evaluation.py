@@ -14,7 +14,7 @@ from commonweal.data.samples import Inputs, Lazy
 from commonweal.task.members import member_outputs
 from commonweal.task.memory_format import channels_last
 from commonweal.task.task import Task
-from commonweal.task.uses import Uses, mix_outputs
+from commonweal.task.uses import Uses, mix_outputs, partner_weights
 from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training.dense import DenseStack, dense_stack
 
@@ -72,10 +72,9 @@ def evaluate_models(
     """Evaluate what each client uses on its own samples: `uses` has a client axis (S, ...)."""
     losses, stats = evaluate_rows_by_models(task, uses, rows, ids, vectorize)
     evaluation = by_client(task, losses, stats, rows.offsets_of(ids))
-    models = uses.models.shape[1]
-    if models == 1:
+    partners = partner_weights(task, uses)
+    if partners is None:
         return evaluation
-    partners = uses.weights[:, 1:models].sum(1)
     return replace(evaluation, partners=partners.to(evaluation.losses.dtype))
 
 

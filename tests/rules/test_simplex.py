@@ -410,7 +410,7 @@ def slsqp(v: Tensor, centre: Tensor, radius: float) -> Tensor:
     target = v.numpy()
 
     def inside(p: Array) -> Array:
-        return np.array([radius - ((p - c) ** 2 / c).sum()])
+        return np.array([radius - 1 - ((p - c) ** 2 / c).sum()])
 
     def distance(p: Array) -> float:
         return float(0.5 * ((p - target) ** 2).sum())
@@ -432,7 +432,7 @@ def slsqp(v: Tensor, centre: Tensor, radius: float) -> Tensor:
     return torch.as_tensor(np.asarray(found))
 
 
-@pytest.mark.parametrize("radius", [1e-3, 0.1, 1.0, 50.0])
+@pytest.mark.parametrize("radius", [1.001, 1.1, 2.0, 51.0])
 @pytest.mark.parametrize("k", [2, 5, 12])
 def test_project_ball_is_what_a_general_solver_finds(k: int, radius: float) -> None:
     v = 2 * normal(k, k)
@@ -441,15 +441,15 @@ def test_project_ball_is_what_a_general_solver_finds(k: int, radius: float) -> N
     p = simplex.project_ball(v, centre, radius)
     assert float(p.sum()) == pytest.approx(1, abs=1e-12)
     assert float(p.min()) >= 0
-    assert float(((p - centre) ** 2 / centre).sum()) <= radius + 1e-9
+    assert float(1 + ((p - centre) ** 2 / centre).sum()) <= radius + 1e-9
     torch.testing.assert_close(p, slsqp(v, centre, radius), rtol=0, atol=2e-5)
 
 
 def test_project_ball_of_a_wide_ball_is_the_projection_on_the_simplex() -> None:
     v = normal(3, 9)
     centre = torch.full((9,), 1 / 9, dtype=torch.float64)
-    torch.testing.assert_close(simplex.project_ball(v, centre, 8.0), simplex.project(v))
-    assert float((simplex.project_ball(v, centre, 1e-12) - centre).abs().max()) < 1e-6
+    torch.testing.assert_close(simplex.project_ball(v, centre, 9.0), simplex.project(v))
+    assert float((simplex.project_ball(v, centre, 1 + 1e-12) - centre).abs().max()) < 1e-6
 
 
 def test_project_hull_keeps_points_inside_and_finds_corners() -> None:
@@ -467,3 +467,40 @@ def test_a_coordinate_at_the_threshold_without_a_pull_is_zero() -> None:
         1.0,
         0.0,
     ]
+
+
+@pytest.mark.parametrize("radius", [1.01, 1.2, 1.6, 9.0])
+def test_a_ball_and_a_hull_together_are_what_a_general_solver_finds(radius: float) -> None:
+    points = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.1, 0.2, 0.3, 0.4]])
+    c, v = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.9, -0.2, 0.8, 0.1])
+
+    def inside(a: Array) -> Array:
+        return np.array([radius - ((a @ points) ** 2 / c).sum()])
+
+    def distance(a: Array) -> float:
+        return float(((a @ points - v) ** 2).sum())
+
+    def total(a: Array) -> Array:
+        return np.array([a.sum() - 1])
+
+    best = fmin_slsqp(
+        distance,
+        np.array([0.05, 0.05, 0.9]),
+        bounds=[(0.0, 1.0)] * 3,
+        f_eqcons=total,
+        f_ieqcons=inside,
+        iter=500,
+        acc=1e-14,
+        iprint=0,
+    )
+    tensors = [torch.from_numpy(array) for array in (v, c, points)]
+    found = simplex.project_ball(tensors[0], tensors[1], radius, tensors[2]).numpy()
+    assert (found**2 / c).sum() <= radius + 1e-9
+    np.testing.assert_allclose(found, np.asarray(best) @ points, atol=2e-6)
+
+
+def test_a_hull_outside_of_the_ball_is_an_error() -> None:
+    c = torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    points = torch.tensor([[0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    with pytest.raises(ConfigError, match=r"give at least 2$"):
+        simplex.project_ball(c, c, 1.2, points)

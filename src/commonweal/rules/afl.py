@@ -39,7 +39,10 @@ class AFL(Rule):
     Args:
         lr: the step of the ascent.
         mu: pulls lam towards the clients' sizes (the skewness term of eq. 6).
-        radius: keeps lam in the chi-square ball of this radius around equal weights.
+        radius: keeps lam where 1 + chi2(lam || centre) is at most this, r in Section 5.1: from 1,
+            where lam is the centre, to the clients' number over the smallest share, and beyond.
+        centre: of this ball: the clients' shares of samples ("sizes", where clients that have never
+            reported have the mean size), or equal weights ("uniform").
         mixtures: keeps lam a mixture of these mixtures of clients: the set Lambda of the
             paper is their convex hull, [[1, 0, 0], [0, 0.5, 0.5]] for "the first client, or
             the other two".
@@ -57,6 +60,7 @@ class AFL(Rule):
     lr: float = 0.1
     mu: float = 0.0
     radius: float | None = None
+    centre: Literal["sizes", "uniform"] = "sizes"
     mixtures: tuple[tuple[float, ...], ...] | None = None
     concentration: float | tuple[float, ...] | None = None
     optimistic: bool = False
@@ -75,12 +79,11 @@ class AFL(Rule):
         prior = prior if isinstance(prior, tuple) else (1.0 if prior is None else prior,)
         check_bounds("afl lr", self.lr, above=0)
         check_bounds("afl mu", self.mu, least=0)
-        check_bounds("afl radius", self.radius, above=0)
+        check_bounds("afl radius", self.radius, least=1)
         for value in prior or (0.0,):
             check_bounds("afl concentration", value, least=1)
-        sets = (self.radius is not None, self.mixtures is not None, max(prior) > 1)
-        if sum(sets) > 1:
-            raise ConfigError(f"afl {self}: give one of radius, mixtures and concentration")
+        if max(prior) > 1 and (self.radius is not None or self.mixtures is not None):
+            raise ConfigError(f"afl {self}: give a concentration, or radius and mixtures")
         if self.mixtures is not None:
             _check_mixtures(self.mixtures)
 
@@ -100,7 +103,13 @@ class AFL(Rule):
                 f"afl: mixtures of {len(start)} clients, but there are {clients}; give every "
                 "client's part"
             )
-        state = {"lam": start, "t": torch.tensor(0), "mean": torch.zeros_like(start)}
+        state = {"t": torch.tensor(0), "mean": torch.zeros_like(start)}
+        if self.radius is not None:
+            sizes = Setting.of(setting).sizes
+            known = torch.zeros_like(start) if sizes is None else sizes.double()
+            state["sizes"] = known  # 0: not known yet
+            start = self._project(start, known)
+        state["lam"] = start
         if self.absent == "last":
             state["relative"] = ones  # each client's loss over the mean of its cohort
         if self.optimistic:
@@ -125,26 +134,41 @@ class AFL(Rule):
             following["last"] = gradient
             if len(state["last"]):  # none in the first round
                 step = 2 * gradient - extend(state["last"], len(lam), 0.0)
-        following["lam"] = self._project(lam + self.lr * step)
+        sizes = None
+        if self.radius is not None:
+            sizes = extend(state["sizes"], len(lam), 0.0)
+            sizes = sizes.index_copy(0, ids, reports.sizes.double())
+            following["sizes"] = sizes
+        following["lam"] = self._project(lam + self.lr * step, sizes)
         used = lam if self.lagged else following["lam"]
         following |= _averaged(used, state)
         moves = len(ids) > 1 or len(lam) == 1 or self.absent == "zero" or self.mu
         return Decision(on_cohort(used, ids), following, () if moves else (ALONE,))
 
-    def _project(self, lam: Tensor) -> Tensor:
-        if self.radius is not None:
-            equal = torch.full_like(lam, 1 / len(lam))
-            return project_ball(lam, equal, self.radius)
+    def _project(self, lam: Tensor, sizes: Tensor | None) -> Tensor:
+        """The point of the set of mixtures that is nearest to lam; sizes (K,): 0 if not known."""
+        points = None
         if self.mixtures is not None:
             given = torch.tensor(self.mixtures, dtype=torch.float64)
             late = torch.zeros(len(given), len(lam) - given.shape[1], dtype=torch.float64)
-            return project_hull(lam, torch.cat([given, late], 1))
+            points = torch.cat([given, late], 1)
+        if self.radius is not None and sizes is not None:
+            return project_ball(lam, self._centre(sizes), self.radius, points)
+        if points is not None:
+            return project_hull(lam, points)
         pull = self.lr * (self._concentrations(len(lam)) - 1)
         if not pull.any():
             return project(lam)
         # The gradient of the prior is unbounded at the boundary, so it is evaluated at the end of
         # the step: a proximal step converges.
         return project_inside(lam, pull)
+
+    def _centre(self, sizes: Tensor) -> Tensor:
+        known = sizes > 0
+        if self.centre == "uniform" or not known.any():
+            return torch.full_like(sizes, 1 / len(sizes))
+        shares = torch.where(known, sizes, sizes[known].mean())
+        return shares / shares.sum()
 
     def _concentrations(self, clients: int) -> Tensor:
         """Every client's (K,); clients that joined late have none."""

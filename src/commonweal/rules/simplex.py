@@ -10,6 +10,7 @@ tensor([0.8000, 0.2000], dtype=torch.float64)
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ TWINS = 1e-13  # relative squared distance of two updates that are equal up to r
 # different sizes can stall the first ones.
 TRIES = ((1e-12, 0.99, 50), (1e-11, 0.9, 50), (1e-9, 0.5, 500))
 NEWTON_STEPS = 100
+ROUNDS_OFF = 4e-16  # a multiplier is known up to this part of it
 
 
 def project(v: Tensor) -> Tensor:
@@ -89,33 +91,60 @@ def _inside(x: Tensor, threshold: float, pull: Tensor) -> Tensor:
     return torch.where(y > 0, (y + root) / 2, other)
 
 
-def project_ball(v: Tensor, centre: Tensor, radius: float) -> Tensor:
-    """Return the point of the simplex nearest to v in the chi-square ball around `centre` > 0.
+def project_ball(v: Tensor, centre: Tensor, radius: float, points: Tensor | None = None) -> Tensor:
+    """Return the point of the simplex nearest to v (K,) in the chi-square ball around `centre` > 0.
 
-    The ball is sum (p_k - centre_k)^2 / centre_k <= radius.
+    The ball is 1 + sum (p_k - centre_k)^2 / centre_k <= radius, as in AFL, Section 5.1.
 
-    >>> project_ball(torch.tensor([5.0, 0.0]).double(), torch.tensor([0.5, 0.5]).double(), 0.04)
+    Args:
+        v: a point (K,).
+        centre: the ball's centre (K,), a point of the simplex.
+        radius: at least 1, at which the centre is the only point.
+        points: (P, K); the result is also in the convex hull of these rows.
+
+    Raises:
+        ConfigError: no point of the hull is in the ball.
+
+    >>> project_ball(torch.tensor([5.0, 0.0]).double(), torch.tensor([0.5, 0.5]).double(), 1.04)
     tensor([0.6000, 0.4000], dtype=torch.float64)
     """
-    p = project(v)
+    if points is None:
+        p, pulled, nearest = project(v), partial(_pulled, v, centre), centre
+    else:
+        points = points.double()
+        p, pulled = project_hull(v, points), partial(_pulled_hull, v, centre, points=points)
+        nearest = quadratic(points / centre @ points.T, torch.zeros(len(points))) @ points
 
-    def outside(p: Tensor) -> bool:
-        return bool((p.square() / centre).sum() - 1 > radius)
+    def excess(p: Tensor) -> float:
+        return float((p.square() / centre).sum()) - radius
 
-    if not outside(p):
+    if excess(p) <= 0:
         return p
-    # With a multiplier nu of the ball, p = (v - s) / (1 + nu / centre), clipped at 0.
-    low = 0.0
-    high = 1.0
-    while outside(_pulled(v, centre, high)):
+    if excess(nearest) > -GAP:
+        if excess(nearest) > GAP:
+            raise ConfigError(
+                f"no mixture of the given ones is within radius {radius:g} of the centre: give at "
+                f"least {radius + excess(nearest):.4g}"
+            )
+        return nearest
+    # A multiplier nu of the ball pulls p towards the centre.
+    low, high = 0.0, 1.0
+    while excess(pulled(high)) > 0:
         low = high
         high *= 2
-    while low < (middle := (low + high) / 2) < high:
-        if outside(_pulled(v, centre, middle)):
+    while high - low > ROUNDS_OFF * high:
+        middle = (low + high) / 2
+        if excess(pulled(middle)) > 0:
             low = middle
         else:
             high = middle
-    return _pulled(v, centre, high)
+    return pulled(high)
+
+
+def _pulled_hull(v: Tensor, centre: Tensor, nu: float, points: Tensor) -> Tensor:
+    """Minimise the same as `_pulled` over the convex hull of points."""
+    curvature = 1 + nu / centre
+    return quadratic(points * curvature @ points.T, -points @ v.double()) @ points
 
 
 def _pulled(v: Tensor, centre: Tensor, nu: float) -> Tensor:

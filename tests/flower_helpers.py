@@ -1,6 +1,7 @@
 """A Grid in this process, and the shape of app that Flower's quickstarts have."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity  # private, and needed to make messages
 
 FIRST = 2**63 + 11  # node ids have 64 bits without sign
 
@@ -26,9 +25,10 @@ class LocalGrid(Grid):
     """Calls a ClientApp for every message. Replies come in an order of their own."""
 
     def __init__(self, app: Callable[[Message, Context], Message], configs: list[Any]) -> None:
-        TaskIdentity.task_id = 1
-        TaskIdentity.run_id = 1
-        TaskIdentity.node_id = 1
+        with suppress(ImportError):  # private, and needed to make messages since flwr 1.38
+            from flwr.supercore.task_identity import TaskIdentity
+
+            TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self.app = app
         self.nodes = {FIRST + 7919 * k: config for k, config in enumerate(configs)}
         self.contexts = {
@@ -41,10 +41,10 @@ class LocalGrid(Grid):
         self.replies: dict[str, Message] = {}
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         raise NotImplementedError
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         raise NotImplementedError
 
     def create_message(self, *arguments: Any, **more: Any) -> Message:

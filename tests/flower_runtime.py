@@ -47,7 +47,7 @@ def node_configs(experiment: Experiment, nodes: int, states: Path) -> dict[str, 
 
 
 def write_keys(folder: Path, nodes: Sequence[str]) -> None:
-    """Certificates and keys, by the commands of docs/flower.md."""
+    """Certificates and keys, by the commands of docs/flower-experiment.md."""
     folder.mkdir(parents=True)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp384r1", "-nodes", "-days", "7"]
     by = ["-CA", "ca.crt", "-CAkey", "ca.key"]

@@ -1,4 +1,4 @@
-"""Three clinics' tables, for docs/flower.md: python examples/flower/clinics.py FOLDER"""
+"""Three clinics' tables, for docs/flower-experiment.md: python examples/flower/clinics.py FOLDER"""
 
 import csv
 import random

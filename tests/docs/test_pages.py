@@ -50,7 +50,8 @@ PIECES = {"design.md"}
 # Pages whose commands another test runs, with what they print.
 ELSEWHERE = {
     "own.md": "tests/docs/test_own_page.py",
-    "flower.md": "tests/flower/test_walkthrough.py and test_command.py: real processes",
+    "flower.md": "tests/flower/test_strategy.py, test_mods.py: parts of apps",
+    "flower-experiment.md": "tests/flower/test_walkthrough.py and test_command.py: real processes",
 }
 
 

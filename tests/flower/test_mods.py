@@ -154,8 +154,12 @@ from importlib.abc import MetaPathFinder
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.supercore.task_identity import TaskIdentity
 
+try:
+    from flwr.supercore.task_identity import TaskIdentity
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+except ImportError:  # before flwr 1.38
+    pass
 known = set(sys.modules)
 
 class Missing(MetaPathFinder):
@@ -181,7 +185,6 @@ def train(message, context):
 def evaluate(message, context):
     return Message(RecordDict({"m": MetricRecord({"eval_loss": 0.25})}), reply_to=message)
 
-TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
 for kind in ("train", "evaluate"):
     content = RecordDict({"arrays": ArrayRecord([np.zeros(2)]), "config": ConfigRecord({})})

@@ -1,4 +1,4 @@
-"""The lines of docs/flower.md: three clinics with a CSV each, from nothing to predictions."""
+"""The lines of docs/flower-experiment.md: three clinics, from CSVs to predictions."""
 
 import contextlib
 import csv
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_the_lines_of_the_page_work_as_printed(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "flower.md").read_text()
+    page = (ROOT / "docs" / "flower-experiment.md").read_text()
     toml = re.search(r"```toml\n# study.toml\n(.*?)```", page, re.DOTALL)
     bash = re.search(r"```bash\n(.*?)```", page, re.DOTALL)
     assert toml is not None and bash is not None

@@ -78,7 +78,7 @@ The run:
 
     flwr run . server --stream
 
-docs/flower.md of Commonweal shows how to make the certificates and keys.
+docs/flower-experiment.md of Commonweal shows how to make the certificates and keys.
 """
 
 

@@ -32,6 +32,7 @@ PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 # the other: older ones that nobody waits for any more would keep it late for ever.
 SLACK = 1.0
 SUPERLINK = 1  # its node id
+HAS_KEYS = hasattr(Grid, "get_nodes")  # since flwr 1.38
 UNAVAILABLE = 5  # Flower's error where a node's heartbeat is overdue
 # Of messages to legacy clients, which miss them in ours.
 LEGACY_RECORDS = ("fitins.", "evaluateins.")
@@ -62,7 +63,9 @@ def wait_for_nodes(grid: Grid, least: int, patience: float) -> list[int]:
 
 def node_keys(grid: Grid) -> dict[int, str]:
     """The fingerprints of the nodes' public keys. Nodes of a simulation have none."""
-    keys = {}
+    keys: dict[int, str] = {}
+    if not HAS_KEYS:
+        return keys
     for node in grid.get_nodes():
         if node.public_key.startswith(b"-----BEGIN PUBLIC KEY"):
             keys[node.node_id] = _fingerprint(node.public_key)

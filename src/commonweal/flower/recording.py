@@ -74,8 +74,8 @@ class Recorder:
         resume = self.resume or again
         if not resume and (folder / "rounds.jsonl").exists():
             raise RunError(
-                f"{str(folder)!r} holds a run already: continue it with resume=True, or choose "
-                "another out"
+                f"{str(folder)!r} holds a run already: continue it with resume=True (num_rounds "
+                "then counts all rounds of the run), or choose another out"
             )
         last, saved = self.store.open(experiment, facts, resume, plans_rounds)
         if last:

@@ -243,6 +243,11 @@ class FairStrategy(Strategy):
     def summary(self) -> None:
         """Log the strategy's parts and where its record is written."""
         self._check_wrapper()
+        if self.bind_names and not messages.HAS_KEYS:
+            self._log_once(
+                "flwr before 1.38 does not tell the keys of nodes: a node may take any client's "
+                "name; install a later one, or set bind_names=False"
+            )
         logger.info("\t├──> Sampling:")
         logger.info(
             "\t│\t├──Fraction: train (%.2f) | evaluate ( %.2f)",

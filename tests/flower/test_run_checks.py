@@ -338,6 +338,20 @@ def test_legacy_clients_are_named() -> None:
         start(FairStrategy("term", out=None), LocalGrid(app, configs(2)), 1)
 
 
+def test_secure_aggregation_is_named() -> None:
+    from flwr.server import LegacyContext, ServerConfig
+    from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+
+    context = LegacyContext(
+        context=Context(1, 1, {}, RecordDict(), {}),
+        config=ServerConfig(num_rounds=1),
+        strategy=FairStrategy("term", out=None),  # type: ignore[arg-type]
+    )
+    workflow = DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(3, 2))
+    with pytest.raises(ConfigError, match=r"secure aggregation \(SecAgg\+\) are .* legacy API"):
+        workflow(LocalGrid(mean_app(), configs(3)), context)
+
+
 def test_adapters_of_a_frozen_model_are_weighed() -> None:
     """As apps with LoRA send them: names of layers, two small matrices each."""
     names = [f"base.layers.{k}.q_proj.lora_{part}.weight" for k in range(2) for part in "AB"]

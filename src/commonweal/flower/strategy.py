@@ -235,8 +235,9 @@ class FairStrategy(Strategy):
     def __getattr__(self, name: str) -> NoReturn:
         if name in LEGACY:
             raise ConfigError(
-                f"FairStrategy has no {name}: it is for Flower's Message API, in "
-                "ServerApp.main; start_server, Server and NumPyClient are Flower's legacy API"
+                f"FairStrategy has no {name}: it is for Flower's Message API, in ServerApp.main; "
+                "start_server, Server, NumPyClient and secure aggregation (SecAgg+) are Flower's "
+                "legacy API"
             )
         raise AttributeError(f"FairStrategy has no attribute {name!r}")
 

@@ -20,7 +20,7 @@ from commonweal.flower.app import job_of, run_on
 from commonweal.jobs import rounds
 from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.record.record import Record
-from flower_helpers import LocalGrid, WithKeys
+from flower_helpers import LocalGrid, WithKeys, needs_keys
 from helpers import close
 
 CLIENTS = 5
@@ -228,6 +228,7 @@ def test_a_client_that_comes_back_at_another_node_has_its_state(tmp_path: Path) 
     assert engine.nodes[name] == 77 and engine.population.clients == CLIENTS
 
 
+@needs_keys
 def test_a_node_with_another_key_cannot_take_a_clients_place(tmp_path: Path) -> None:
     """Neither while the client's node is away, nor in a resumed run; unless nothing is bound."""
     given = experiment(rounds=3)

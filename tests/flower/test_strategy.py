@@ -30,7 +30,7 @@ from commonweal.flower import FairStrategy, loss_before_training, name_clients
 from commonweal.flower.messages import node_keys
 from commonweal.record.record import Record
 from commonweal.rules.rule import Reports
-from flower_helpers import FIRST, LocalGrid, WithKeys, configs, distance, mean_app, rows
+from flower_helpers import FIRST, LocalGrid, WithKeys, configs, distance, mean_app, needs_keys, rows
 
 NODES = [FIRST + 7919 * k for k in range(4)]
 START = ArrayRecord([np.zeros(3, np.float32)])
@@ -689,6 +689,7 @@ def test_without_flower_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
 # Keys of nodes
 
 
+@needs_keys
 @pytest.mark.parametrize("binds", [False, True])
 def test_a_name_belongs_to_the_key_that_gave_it_first(tmp_path: Path, binds: bool) -> None:
     """Client 1 is away, and another registered node says that it is client 1."""
@@ -707,6 +708,7 @@ def test_a_name_belongs_to_the_key_that_gave_it_first(tmp_path: Path, binds: boo
         assert last.dropped == {} and last.weights["1"] > 0
 
 
+@needs_keys
 def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
     grid = WithKeys(mean_app(), configs(1))
     (node,) = grid.nodes

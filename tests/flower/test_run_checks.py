@@ -340,16 +340,16 @@ def test_legacy_clients_are_named() -> None:
 
 def test_secure_aggregation_is_named() -> None:
     from flwr.server import LegacyContext, ServerConfig
-    from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+    from flwr.server.workflow.default_workflows import default_init_params_workflow
 
     context = LegacyContext(
         context=Context(1, 1, {}, RecordDict(), {}),
         config=ServerConfig(num_rounds=1),
         strategy=FairStrategy("term", out=None),  # type: ignore[arg-type]
     )
-    workflow = DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(3, 2))
+    # The first step of DefaultWorkflow, in which SecAggPlusWorkflow is the second one.
     with pytest.raises(ConfigError, match=r"secure aggregation \(SecAgg\+\) are .* legacy API"):
-        workflow(LocalGrid(mean_app(), configs(3)), context)
+        default_init_params_workflow(LocalGrid(mean_app(), configs(3)), context)
 
 
 def test_adapters_of_a_frozen_model_are_weighed() -> None:

@@ -22,7 +22,14 @@ from commonweal.rules.guard.guarded import Guarded
 from commonweal.task.masks import head_layer, layer_mask
 from commonweal.task.task import Batch, Task
 from commonweal.training.client_state import ClientState
-from commonweal.training.objective import Between, Objective, objective_value
+from commonweal.training.objective import (
+    At,
+    Between,
+    Custom,
+    Objective,
+    Proximal,
+    objective_value,
+)
 from helpers import averaging, group_of, planned
 from personal_helpers import METHODS, ROUNDS, SIZES, client, federation, sent, task, trained
 from run_helpers import states_of
@@ -610,7 +617,7 @@ def test_the_loss_after_training_is_that_of_the_clients_whole_model() -> None:
 @cases(
     ("name", "parameters", "words"),
     [
-        ("fedper", {"head": ["7"]}, r"head = '7' is not a layer of the model: .* '0', '2'"),
+        ("fedper", {"head": ["7"]}, r"head = '7' is not a layer of the model.* '0', '2'"),
         ("lg-fedavg", {"lower": ["2", "x"]}, r"lower = 'x' is not a layer"),
         ("fedrep", {"head": ["0", "2"]}, r"is the whole model"),
         ("fedrep", {"steps": 3}, r"steps = 3.*counts in epochs"),
@@ -676,3 +683,48 @@ def test_personal_models_serve_clients_who_disagree_better() -> None:
     for name in ("ditto", "fedrep", "superfed-mm"):
         last = last_round(client(name, epochs=4), data=LARGER, rounds=12, evaluate_every=12)
         assert last.personal["mean"] > last.metrics["mean"] + 0.1, name
+
+
+def test_patterns_name_parameters() -> None:
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    t = Task(module)
+    for head, names in (
+        (("*bias",), {"0.bias", "2.bias"}),
+        (("2.*",), {"2.weight", "2.bias"}),
+        (("0.b?as", "2"), {"0.bias", "2.weight", "2.bias"}),
+    ):
+        mask = t.tensors(_private(t, head))
+        assert {name for name, part in mask.items() if part.all()} == names
+        assert all(part.all() or not part.any() for part in mask.values())
+    with pytest.raises(ConfigError, match="nor a pattern"):
+        client("fedper", head=("*lora*",)).private(t)
+
+
+@cases(
+    "objective",
+    [
+        Objective(proximal=(Proximal("w", 1.0, anchor="recieved"),)),
+        Objective((At("recieved"),)),
+        Objective((Between("w", "recieved", 0.5),)),
+        Objective(custom=Custom(lambda task, vectors, batch: vectors["recieved"].sum())),
+    ],
+)
+@cases("module", [nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3), nn.Tanh())])
+def test_a_misspelt_vector_is_an_error_with_its_name(
+    module: nn.Module, objective: Objective
+) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Misspelt(Client):
+        def objective(self, task: Task, message: Tensors) -> Objective:
+            return objective
+
+    with pytest.raises(
+        ConfigError, match="'recieved' that does not exist: did you mean 'received'"
+    ):
+        next(iter(run(Task(module), F, rounds=1, client=Misspelt())))
+
+
+def _private(task: Task, head: tuple[str, ...]) -> Tensor:
+    mask = client("fedper", head=head).private(task)
+    assert mask is not None
+    return mask.float()

@@ -24,6 +24,7 @@ from commonweal.protocols.averaging import buffer_weights
 from commonweal.protocols.samplers.uniform import Uniform
 from commonweal.protocols.servers.sgd import SGD
 from commonweal.rules import AAggFFS, Decision, FedAvg, Reports, Rule
+from commonweal.rules.rule import Kind, Stateless
 from commonweal.task.task import Task
 from commonweal.training.client import Client
 from commonweal.training.client_state import keep_finite
@@ -50,6 +51,7 @@ IDS = torch.arange(4)
 class Fixed(Rule):
     """A rule with given weights that counts its rounds."""
 
+    kind = Kind("reweighting", "", "")
     weights: tuple[float, ...]
 
     def init(self, setting: Setting | int) -> State:
@@ -359,6 +361,25 @@ class Opinionated(Rule):
         weights = torch.full((len(reports.ids),), 1 / 3, dtype=torch.float64)
         weights[reports.ids == 1] = 0
         return Decision(weights, state, ("careful",), {1: "implausible"}, {3: "too long"})
+
+
+def test_a_mixture_must_sum_to_1() -> None:
+    """A sum of 6 takes six steps in one, which a rule may want but must say."""
+    task, values = a_round()
+
+    @dataclass(frozen=True)
+    class Twice(Stateless):
+        def weigh(self, reports: Reports) -> Tensor:
+            return torch.full((len(reports.ids),), 2 / len(reports.ids), dtype=torch.float64)
+
+    @dataclass(frozen=True)
+    class Meant(Twice):
+        kind = Kind("reweighting", "", "")
+
+    with pytest.raises(ConfigError, match="rule Twice: its weights sum to 2, not to 1"):
+        told(averaging(task, rule=Twice()), values)
+    _, outcome = told(averaging(task, rule=Meant()), values)
+    assert outcome.weights.tolist() == [0.5] * 4
 
 
 def test_dropped_and_capped_reports_are_listed_apart() -> None:

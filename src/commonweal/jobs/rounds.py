@@ -36,6 +36,7 @@ from commonweal.engines import Engine, gains_from_threads
 from commonweal.jobs.final import check_threshold, final, test_scores
 from commonweal.jobs.job import Job, OwnParts, job_from_experiment, job_from_parts
 from commonweal.jobs.reopening import restore, warn_of_functions
+from commonweal.jobs.stored import StoredModels
 from commonweal.protocols.algorithm import Algorithm, Outcome, Replies, Request, Sample
 from commonweal.record.artifacts import (
     BEST,
@@ -44,6 +45,7 @@ from commonweal.record.artifacts import (
     write_preprocessing,
     write_samples,
 )
+from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts, TargetScale, TaskFacts, read_facts, write_facts
 from commonweal.record.final import write_final
 from commonweal.record.publication import private_folder, publish
@@ -58,6 +60,7 @@ from commonweal.record.rounds import (
 )
 from commonweal.record.store import Store
 from commonweal.record.test_scores import write_test_scores
+from commonweal.task.modules import frozen_digest
 from commonweal.task.scores import find_score
 from commonweal.task.task import Task
 from commonweal.training.evaluation import Evaluation
@@ -88,12 +91,28 @@ class Round(RoundRecord):
         """The global model's tensors after the round, by the module's own names."""
         return self.job.task.tensors(self.job.algorithm.model(self.state))
 
-    def module(self) -> nn.Module:
-        """The global model after the round, as a module in evaluation mode.
+    def module(self, client: str | None = None) -> nn.Module:
+        """The model after the round, as a module in evaluation mode.
 
         Its outputs are in the labels' units.
+
+        Args:
+            client: The client whose personal model it is; None: the global model.
         """
-        return self.job.task.module_of(self.job.algorithm.model(self.state))
+        job = self.job
+        if client is None:
+            return job.task.module_of(job.algorithm.model(self.state))
+        states = job.engine.states
+        if not isinstance(states, ClientStates):
+            raise RunError("personal models are at the clients, which this process does not have")
+        ids = {name: number for number, name in enumerate(job.population.names)}
+        models = StoredModels(job.task, job.algorithm, self.state, ids, states)
+        if states.last_round > self.number:
+            raise RunError(
+                f"round {self.number} is over, and clients have trained since: ask for personal "
+                "models in the loop, before the next round, or of the last round"
+            )
+        return models.module(client)
 
 
 class Run(Iterator[Round]):
@@ -180,9 +199,17 @@ class Run(Iterator[Round]):
             raise RunError("the run has no round yet: iterate over it, or call its result()")
         return read_model(self.folder)
 
-    def module(self) -> nn.Module:
-        """The global model after the last round that was run, in evaluation mode."""
+    def module(self, client: str | None = None) -> nn.Module:
+        """The model after the last round that was run, in evaluation mode.
+
+        Args:
+            client: The client whose personal model it is; None: the global model.
+        """
         task = self.job.task
+        if client is not None:
+            if self.last is not None:
+                return self.last.module(client)
+            return self.result().module(task.module, client=client)
         return task.module_of(task.vector(self.state_dict()))
 
 
@@ -629,6 +656,7 @@ def run_facts(job: Job) -> RunFacts:
             shape=tuple(job.population.shape),
             labels=() if job.local is None else tuple(job.local.federation.train.y.shape[1:]),
             outputs=job.population.outputs,
+            frozen=frozen_digest(job.task.module),
         ),
         class_names=job.class_names,
         privacy=job.algorithm.promise,

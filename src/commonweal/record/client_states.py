@@ -126,6 +126,11 @@ class ClientStates(Mapping[int, ClientState], StateStore):
             return self._in_memory[client]
         return self._checked(client, read_state(self._files[client]))
 
+    @property
+    def last_round(self) -> int:
+        """The last round in which a client's state changed."""
+        return self._round if self._pending else max(self._rounds.values(), default=0)
+
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._rounds.keys() | self._pending.keys()))
 

@@ -39,6 +39,7 @@ class TaskFacts:
     shape: tuple[int, ...]  # of a sample
     labels: tuple[int, ...] = ()  # the shape of a sample's label
     outputs: int
+    frozen: str = ""  # a hash of the tensors that are not trained; empty: there are none
 
 
 @dataclass(frozen=True, kw_only=True)

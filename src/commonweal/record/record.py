@@ -41,11 +41,12 @@ from commonweal.record.rounds import (
     whole_lines,
 )
 from commonweal.record.test_scores import TestScores, read_test_scores
-from commonweal.task.modules import InUnits
+from commonweal.task.modules import InUnits, frozen_digest
 from commonweal.task.scores import find_score
 from commonweal.task.task import Task
 
 if TYPE_CHECKING:
+    from commonweal.jobs.stored import StoredModels
     from commonweal.report.figures import Plots
 
 PRIVATE = "private"  # the folder within that of a private run, with the values of its clients
@@ -368,14 +369,19 @@ class Record(Outline):
             raise RunError(f"{str(self.folder)!r} was written by an older version: run it again")
         return self.facts.task
 
-    def module(self, own: nn.Module | None = None, trust: bool = False) -> nn.Module:
+    def module(
+        self, own: nn.Module | None = None, trust: bool = False, client: str | None = None
+    ) -> nn.Module:
         """The final model as a module in evaluation mode; its outputs are in the labels' units.
 
         Args:
             own: your own module, where the run is of one: its copy gets the model's values
             trust: import the program that makes the module, where the run names one
+            client: the client whose personal model it is; None: the global model
         """
         expect("own", own, nn.Module | None, "the module of the run")
+        if client is not None:
+            return self._stored(own, trust).module(client)
         target = self.facts.target
         if own is None:
             module = self.raw_module(trust)
@@ -388,7 +394,42 @@ class Record(Outline):
         shapes = {name: value.shape for name, value in tensors.items()}
         if shapes != dict(zip(task.names, task.shapes, strict=True)):
             raise RunError(f"{str(self.folder)!r} has the tensors of another model than {own}")
+        self.check_frozen(own)
         return task.module_of(task.vector(tensors))
+
+    def modules(
+        self, own: nn.Module | None = None, trust: bool = False
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield every client that took part with its personal model, one after the other.
+
+        Args:
+            own: your own module, where the run is of one
+            trust: import the programs that the run names
+        """
+        stored = self._stored(own, trust)
+        for client in stored.names:
+            yield client, stored.module(client)
+
+    def _stored(self, own: nn.Module | None, trust: bool) -> "StoredModels":
+        """The models of the clients, by the last checkpoint."""
+        module = own
+        if module is None:
+            module = self.raw_module(trust)
+        else:
+            self.check_frozen(module)
+        stored = import_module("commonweal.jobs.stored").stored_models
+        models: StoredModels = stored(self.folder, self.facts, trust, module)
+        return models
+
+    def check_frozen(self, module: nn.Module) -> None:
+        """Raise RunError where the parts of a module that are not trained are others."""
+        known = self._task.frozen
+        if known and frozen_digest(module) != known:
+            raise RunError(
+                f"{str(self.folder)!r} was trained with other values in the parts of "
+                f"{type(module).__name__} that are not trained (another base model?): load those "
+                "of the run first"
+            )
 
     def raw_module(self, trust: bool = False) -> nn.Module:
         """The final model as the module that was trained."""
@@ -409,6 +450,7 @@ class Record(Outline):
                     shape=task.shape,
                     rounds=self.experiment.get("rounds", 100),
                 )
+            self.check_frozen(module)
             module.load_state_dict(self.state_dict(), strict=False)
         except RuntimeError as error:
             raise RunError(

@@ -35,6 +35,7 @@ Need = Literal["size", "loss", "nonnegative_loss", "score", "loss_after", "updat
 Prior = Literal["sizes", "uniform"]
 Grid = dict[str, tuple[float | str, ...]]  # values of parameters that a publication tried
 
+MIXTURE = 1e-3  # how far the sum of a mixture's weights may be from 1
 COLUMNS = {  # of reports, and what one value is called where it must be finite
     "ids": None,
     "sizes": "size",
@@ -290,6 +291,12 @@ def decide(rule: "Rule", reports: Reports, state: State) -> Decision:
         raise ConfigError(f"rule {name}: {problem}; commonweal check tests rules")
     if not decision.weights.isfinite().all():
         raise DivergedError(f"rule {name}: weights are not finite: {decision.weights[:9].tolist()}")
+    total = float(decision.weights.double().sum())
+    if rule.kind.family == "mixture" and abs(total - 1) > MIXTURE:
+        raise ConfigError(
+            f"rule {name}: its weights sum to {total:.6g}, not to 1: divide them by their sum, or "
+            'give the rule kind = Kind("reweighting", "", "") if the step shall be that long'
+        )
     return decision
 
 
@@ -332,7 +339,7 @@ class Kind(NamedTuple):
 class Rule:
     """A function from reports to their weights. Pure: fields do not change, memory is a value."""
 
-    kind: ClassVar[Kind] = Kind("reweighting", "", "")  # for authors who state none
+    kind: ClassVar[Kind] = Kind("mixture", "", "")  # for authors who state none
     grid: ClassVar[Grid] = {}
 
     @property

@@ -1,5 +1,6 @@
 """Masks of a model's coordinates by the names of its layers."""
 
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 import torch
@@ -13,16 +14,23 @@ from commonweal.task.task import Task
 def layer_mask(task: Task, prefixes: tuple[str, ...], parameter: str) -> Tensor:
     """The coordinates (d,) of these layers and of those inside them: `block` has `block.conv`.
 
-    parameter: the name under which the user gave the layers, for errors
+    Args:
+        task: The model.
+        prefixes: The names of layers, or patterns of names of parameters such as "*lora_B*".
+        parameter: The name under which the user gave them, for errors.
     """
     layers = [name.rpartition(".")[0] for name in task.names]
     chosen = torch.zeros(len(layers), dtype=torch.bool)
     for prefix in prefixes:
-        inside = torch.tensor([f"{layer}.".startswith(f"{prefix}.") for layer in layers])
+        if any(sign in prefix for sign in "*?["):
+            inside = torch.tensor([fnmatchcase(name, prefix) for name in task.names])
+        else:
+            inside = torch.tensor([f"{layer}.".startswith(f"{prefix}.") for layer in layers])
         if not inside.any():
             known = ", ".join(repr(layer) for layer in dict.fromkeys(layers))
             raise ConfigError(
-                f"{parameter} = {prefix!r} is not a layer of the model: its layers are {known}"
+                f"{parameter} = {prefix!r} is not a layer of the model, nor a pattern such as "
+                f"'*bias' of its parameters: its layers are {known}"
             )
         chosen |= inside
     mask = torch.repeat_interleave(chosen, torch.tensor(task.sizes))

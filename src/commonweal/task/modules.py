@@ -1,10 +1,13 @@
 """Tools for torch modules: wrap, replace, initialise and inspect their layers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from commonweal.base.files import digest
+from commonweal.base.tensors import tensor_bytes
 
 
 class InUnits(nn.Module):
@@ -77,6 +80,30 @@ def carried_buffers(module: nn.Module) -> dict[str, Tensor]:
             continue
         carried[name] = buffer
     return carried
+
+
+def frozen_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that are no part of the model's vector: nothing changes them."""
+    carried = carried_buffers(module)
+    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    buffers = module.named_buffers()
+    return frozen | {name: value for name, value in buffers if name not in carried}
+
+
+def frozen_digest(module: nn.Module) -> str:
+    """A hash of the frozen tensors; empty: there are none."""
+    parts = []
+    for name, value in frozen_tensors(module).items():
+        parts += [f"{name} {tuple(value.shape)} {value.dtype}".encode(), tensor_bytes(value)]
+    return digest(*parts, size=8) if parts else ""
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors to the parameters and buffers of these names."""
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    with torch.no_grad():
+        for name, value in tensors.items():
+            own[name].copy_(value)
 
 
 def changed_constant(module: nn.Module, name: str) -> str:

@@ -270,9 +270,7 @@ class Task:
     @property
     def frozen(self) -> Tensors:
         """The tensors of the module that are not in the vector: nothing changes them."""
-        known = set(self.names)
-        tensors = self._tensors(remove_duplicate=True)
-        return {name: value.detach() for name, value in tensors if name not in known}
+        return modules.frozen_tensors(self.module)
 
     @property
     def is_network(self) -> bool:
@@ -307,10 +305,11 @@ class Task:
         Its outputs are in the units of the labels: a module of a scaled target is wrapped.
         """
         module = deepcopy(self.module).eval()
-        own = dict(module.named_parameters()) | dict(module.named_buffers())
-        with torch.no_grad():
-            for name, value in self.tensors(w).items():
-                own[name].copy_(value)
+        modules.fill(module, self.tensors(w))
+        return self.module_in_units(module)
+
+    def module_in_units(self, module: nn.Module) -> nn.Module:
+        """A module that was trained on a scaled target, with outputs in the labels' units."""
         if self.target is None:
             return module
         return modules.InUnits(module, *self.target, self.log_target).eval()

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from commonweal.base.tensors import Tensors
 from commonweal.task.members import member_module
+from commonweal.task.modules import fill
+from commonweal.task.own import Pick, pick_outputs
 from commonweal.task.task import Task
 
 LOG_PROBABILITIES = ("cross-entropy", "tokens")  # losses of outputs that are logits of classes
@@ -83,15 +85,18 @@ class MixedModule(nn.Module):
 
     weights: Tensor
 
-    def __init__(self, modules: list[nn.Module], weights: Tensor, loss: str) -> None:
+    def __init__(
+        self, modules: list[nn.Module], weights: Tensor, loss: str, pick: Pick | None = None
+    ) -> None:
         super().__init__()
         self.members = nn.ModuleList(modules)
         self.register_buffer("weights", weights)
         self.loss = loss
+        self.pick = pick
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs = torch.stack([member(x) for member in self.members])
-        return mix_outputs(self.loss, outputs, self.weights)
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+        outputs = [pick_outputs(member(*x, **named), self.pick) for member in self.members]
+        return mix_outputs(self.loss, torch.stack(outputs), self.weights)
 
 
 def mixed_module(task: Task, module: nn.Module, uses: Uses) -> nn.Module:
@@ -105,8 +110,8 @@ def mixed_module(task: Task, module: nn.Module, uses: Uses) -> nn.Module:
             members.append(member_module(*others[k - len(uses.models)]))
             continue
         member = deepcopy(module).eval()
-        member.load_state_dict(task.tensors(uses.models[k]), strict=False)
+        fill(member, task.tensors(uses.models[k]))
         members.append(member)
     if len(members) == 1:
         return members[0]
-    return MixedModule(members, uses.weights[chosen], task.loss).eval()
+    return MixedModule(members, uses.weights[chosen], task.loss, task.output).eval()

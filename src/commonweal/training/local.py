@@ -34,7 +34,7 @@ from commonweal.training.batches import BatchSchedule, Drawn, chunks
 from commonweal.training.client import Client, learning_rate
 from commonweal.training.dense import DenseTrainer
 from commonweal.training.head import divided, rows_above
-from commonweal.training.objective import Objective, Phase
+from commonweal.training.objective import Objective, Phase, Vectors
 from commonweal.training.optimizers import Optimizer
 from commonweal.training.trainer import Steps, Trainer
 
@@ -165,13 +165,13 @@ def _begin(value: Tensor) -> tuple[int, int]:
     return _storage(value), int(value.storage_offset())
 
 
-class _Vectors(dict[str, Tensor]):
+class _Vectors(Vectors):
     """Vectors after training. w may be given by the update alone: few replies need w."""
 
     def __missing__(self, name: str) -> Tensor:
-        if name == "w":
+        if name == "w" and "update" in self:
             return self["received"] - self["update"]
-        raise KeyError(name)
+        return super().__missing__(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +244,9 @@ class _Training:
         vectors = start_vectors(
             self.client, self.task, self.message, self.states, clients, self.vectorize
         )
+        known = Vectors(vectors | {"received": received, "noise": received})
+        for name in self.objective.names:
+            known[name]  # raises where there is none
         taken = 0
         phases = self._phases(watched)
         first = phases[0]

@@ -11,8 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from commonweal.base.errors import ConfigError, did_you_mean
 from commonweal.base.tensors import Tensors
 from commonweal.task.task import Batch, Task
+
+
+class Vectors(dict[str, Tensor]):
+    """A client's vectors by name."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ConfigError(
+            f"the client method names a vector {name!r} that does not exist: "
+            f"{did_you_mean(name, self)}"
+        )
 
 
 class At(NamedTuple):
@@ -155,6 +166,15 @@ class Objective(NamedTuple):
         return tuple(dict.fromkeys(names))
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All vectors that the parts name."""
+        names = [*self.trained, *self.constants, *self.learned]
+        for pair in self.pairs:
+            names += [pair.first, pair.second]
+            names += [pair.m] if isinstance(pair.m, str) else []
+        return tuple(dict.fromkeys(names))
+
+    @property
     def pairs(self) -> tuple[Between, ...]:
         """The points that lie between two vectors."""
         return tuple(point for point in self.at if isinstance(point, Between))
@@ -218,7 +238,7 @@ def objective_value(task: Task, objective: Objective, vectors: Tensors, batch: B
             second = task.trainable(vectors[pair.second])
             total = total + pair.angle * _squared_cosine(first, second)
     if objective.custom is not None:
-        total = total + objective.custom.loss(task, vectors, batch)
+        total = total + objective.custom.loss(task, Vectors(vectors), batch)
     if task.size > task.num_trainable:
         for name, point in objective.statistics:
             if point in objective.at:

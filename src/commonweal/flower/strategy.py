@@ -82,8 +82,10 @@ class FairStrategy(Strategy):
             them with their trained models, as the mod `loss_before_training` does.
             "evaluate": each client's last evaluation, on the samples that it is scored on; the
             first round, where there is none, has the weights of FedAvg.
-        strict: Raise an error where a rule needs losses and clients report none. With False
-            such rounds have the weights of FedAvg, and the record says so.
+        strict: Raise an error where a rule needs losses and clients report none, where one client
+            never reports any, and where losses are below 0 and the rule cannot use them. With
+            False such rounds have the weights of FedAvg (for a single client: the others' mean
+            loss), which the record says and the log counts at the end.
         loss_key: The metric of a training reply with the loss of the received model, before
             training.
         evaluate_loss_key: The metric of an evaluation with the loss; by default a usual name,

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
         sampler,
         server,
     )
-    from commonweal.jobs.estimators import FederatedClassifier, FederatedRegressor
     from commonweal.jobs.reopening import reopen
     from commonweal.jobs.rounds import Round, Run, run
     from commonweal.record.record import Record
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from commonweal.rules.rule import Decision, Reports, Rule, Stateless
     from commonweal.study.choosing import choose
     from commonweal.study.compare import compare
+    from commonweal.study.estimators import FederatedClassifier, FederatedRegressor
     from commonweal.task.task import Task
 
 # Where public names are, imported when they are first used: torch takes two seconds.
@@ -83,7 +83,7 @@ _HOMES = {
         *("channel", "client", "dataset", "model", "rule", "sampler", "server"),
         *("load", "load_experiment", "load_run"),
     ),
-    "jobs.estimators": ("FederatedClassifier", "FederatedRegressor"),
+    "study.estimators": ("FederatedClassifier", "FederatedRegressor"),
     "jobs.reopening": ("reopen",),
     "jobs.rounds": ("Round", "Run", "run"),
     "record.record": ("Record",),

@@ -186,6 +186,15 @@ class Profile:
         return FREE_TEXT if self.is_prose else ID
 
 
+def profile_strings(name: str, texts: Sequence[str]) -> Profile:
+    """Profile a column of strings that is no file's."""
+    import pyarrow
+
+    scan = _Scan(name)
+    scan.add(pyarrow.array(texts, pyarrow.string()))
+    return scan.profile()
+
+
 class _Scan:
     """The first pass over a column.
 

@@ -19,6 +19,7 @@ from commonweal.data.federation import Federation
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs.job import build_dataset
 from commonweal.jobs.rounds import Round, Run, run
+from commonweal.models.tree_ensemble import TreeEnsemble
 from commonweal.models.trees import trees
 from commonweal.protocols.algorithm import Algorithm, Replies, Request
 from commonweal.protocols.boosting import Boosting
@@ -125,6 +126,21 @@ def test_by_size_it_is_boosting_on_pooled_rows(kind: str, leaves: int, depth: in
     model = sklearn(f, f.train.x.numpy(), 8, **limits)
     x = f.test.x
     np.testing.assert_allclose(predicted(done, x), expected(model, x.numpy()), rtol=2e-6, atol=2e-6)
+
+
+@cases("seed", [1, 2, 3])
+@cases("kind", ["binary", "classes", "values", "counts"])
+def test_by_size_it_is_boosting_on_pooled_rows_of_many_values(kind: str, seed: int) -> None:
+    """More values than bins: on the training rows, as thresholds between two values differ."""
+    f = federation(kind, rows=1200, clients=(1, 30, 300)[seed - 1], seed=seed)
+    rng = np.random.default_rng(seed)
+    many = torch.from_numpy(rng.normal(size=(len(f.train.y), FEATURES)).astype(np.float32))
+    x = torch.cat([f.train.x + many, torch.full_like(many[:, :1], 3.0)], 1)
+    tested = torch.cat([f.test.x, f.test.x[:, :1]], 1)
+    f = replace(f, train=replace(f.train, inputs=x), test=replace(f.test, inputs=tested))
+    done = last(boost(f, 4, 8, 5))
+    model = sklearn(f, x.numpy(), 4, max_leaf_nodes=8, max_depth=5)
+    np.testing.assert_allclose(predicted(done, x), expected(model, x.numpy()), rtol=3e-6, atol=3e-6)
 
 
 def test_with_other_parameters() -> None:
@@ -440,6 +456,25 @@ def test_all_labels_the_same() -> None:
     assert last(boost(f, 3)).metrics["mean"] == 1.0
 
 
+def test_rare_values_share_a_bin() -> None:
+    """A value that fewer rows have is not asked for, and no threshold is next to it."""
+    f = federation("values", rows=900)
+    plain = last(boost(f, 20, algorithm={"min_rows": 1}))
+    merged = last(boost(f, 20, algorithm={"min_rows": 1, "min_rows_per_bin": 40}))
+
+    def asked(done: Round) -> list[int]:
+        trees = done.job.task.module
+        tensors = done.job.task.tensors(done.state["w"])
+        assert isinstance(trees, TreeEnsemble)
+        inner = tensors["left"] != tensors["right"]
+        splits = zip(tensors["feature"][inner], tensors["threshold"][inner], strict=True)
+        return [int((f.train.x[:, int(feature)] <= cut).sum()) for feature, cut in splits]
+
+    rows = len(f.train.y)
+    assert min(asked(merged)) >= 40 and max(asked(merged)) <= rows - 40
+    assert min(asked(plain)) < 40
+
+
 def test_class_weights_move_the_trees() -> None:
     f = federation("binary")
     plain = predicted(last(boost(f, 10)), f.test.x)[:, 1].mean()
@@ -464,6 +499,8 @@ def test_refused() -> None:
     f = federation("binary")
     with pytest.raises(ConfigError, match=r"needs \['update'\]: take a rule of losses, .*afl"):
         boost(f, 2, rule="fedmgda")
+    with pytest.raises(ConfigError, match=r"Guarded needs \['update'\]: .*grouped or excess"):
+        boost(f, 2, rule={"name": "guarded", "rule": "afl"})
     with pytest.raises(ConfigError, match="grows trees, but the model is a Linear"):
         run(Task(nn.Linear(FEATURES, 2)), f, algorithm="boosting", rounds=2)
     with pytest.raises(ConfigError, match=r"no gradients .*: use the algorithm 'boosting'"):

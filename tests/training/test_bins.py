@@ -107,6 +107,23 @@ def test_bins_are_those_of_scikit_learn(spread: str, bins: int, rows: int) -> No
     assert requests <= 10
 
 
+@cases("kind", ["zeros and ones", "ages", "tenths", "far apart", "constant", "two rows"])
+@cases("least", [1, 40, 700, 5000])
+@cases("bins", [16, 255])
+def test_bins_with_few_rows_are_merged(kind: str, least: int, bins: int) -> None:
+    """Each bin has enough rows, and neighbours are merged no further than that."""
+    x = drawn(kind)
+    known, _ = distribution(np.array_split(x, 7), bins)
+    whole, merged = known.cuts(bins), known.cuts(bins, least)
+    assert np.isin(merged, whole).all()
+    rows = np.bincount(np.searchsorted(merged, x), minlength=len(merged) + 1)
+    assert len(rows) == 1 or rows.min() >= least
+    size = np.bincount(np.searchsorted(whole, x)).max()
+    assert (rows[:-1] < least + size).all()
+    if least == 1:
+        assert np.array_equal(whole, merged)
+
+
 def test_it_does_not_matter_who_has_which_rows() -> None:
     x = np.random.default_rng(2).normal(size=5000).astype(np.float32)
     one, _ = distribution([x])

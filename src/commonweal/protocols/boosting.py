@@ -74,6 +74,8 @@ class Boosting(Algorithm):
     min_rows: the least number of rows of a leaf, of all clients together
     l2: is added to sums of second derivatives, which shrinks the values of small leaves
     bins: the largest number of bins of a feature
+    min_rows_per_bin: the least number of rows of a bin, of all clients together; bins with fewer
+        are merged with their neighbours, so that no threshold is about a few rows
     sample_rows: the share of its rows that a client draws for a tree
     sample_columns: the share of the features that are drawn for a tree
     personal: "client" lets trees ask which client it is, so that each has trees of its own; who
@@ -89,6 +91,7 @@ class Boosting(Algorithm):
     min_rows: int = 20
     l2: float = 0.0
     bins: int = 255
+    min_rows_per_bin: int = 1
     sample_rows: float = 1.0
     sample_columns: float = 1.0
     personal: Literal["none", "client"] = "none"
@@ -98,7 +101,7 @@ class Boosting(Algorithm):
 
     def __post_init__(self) -> None:
         self._check_fields("lr", "sample_rows", "sample_columns", above=0)
-        self._check_fields("min_rows", least=1)
+        self._check_fields("min_rows", "min_rows_per_bin", least=1)
         self._check_fields("bins", least=2)
         self._check_fields("l2", least=0)
         for name in ("sample_rows", "sample_columns"):
@@ -129,9 +132,11 @@ class Boosting(Algorithm):
         unavailable = self.rule.needs & UNAVAILABLE
         if not unavailable:
             return
+        name = type(self.rule).__name__
         raise ConfigError(
-            f"boosting has trees and no updates, but the rule needs {sorted(unavailable)}: take a "
-            f"rule of losses, which are {', '.join(rules_of_losses())}"
+            f"boosting has trees and no updates, but {name} needs {sorted(unavailable)}: take a "
+            f"rule of losses, which are {', '.join(rules_of_losses())}, or grouped or excess "
+            "around one of them"
         )
 
     def _check_client(self) -> None:
@@ -449,7 +454,7 @@ class Boosting(Algorithm):
                 one.refined(cells, own, below) if cells.any() else one
                 for one, cells, own, below in zip(known, coarse, keys, counts, strict=True)
             ]
-        cuts = [one.cuts(self.bins) for one in known]
+        cuts = [one.cuts(self.bins, self.min_rows_per_bin) for one in known]
         lengths = torch.tensor([len(own) for own in cuts])
         state |= {"cuts": torch.from_numpy(np.concatenate(cuts)), "lengths": lengths}
         if self.task.loss == "absolute":

@@ -151,9 +151,9 @@ def _gains(left: Floats, totals: Floats, asked: NDArray[np.bool_], limits: Limit
     """Return twice the fall of the loss by each split (nodes, cells); -inf: not allowed."""
     total = totals[..., None]
     right = total - left
-    gains: Floats = _score(left, limits)
+    # In the order of scikit-learn's operations: splits of equal gain are ordered by rounding.
+    gains: Floats = _score(left, limits) - _score(total, limits)
     gains += _score(right, limits)
-    gains -= _score(total, limits)
     allowed = (left[:, ROWS] >= limits.rows) & (right[:, ROWS] >= limits.rows) & asked
     allowed &= (left[:, SECOND] >= limits.curvature) & (right[:, SECOND] >= limits.curvature)
     gains[~allowed] = -np.inf
@@ -161,9 +161,10 @@ def _gains(left: Floats, totals: Floats, asked: NDArray[np.bool_], limits: Limit
 
 
 def _score(sums: Floats, limits: Limits) -> Floats:
-    first = sums[:, FIRST]
-    score: Floats = first * first
-    score /= sums[:, SECOND] + (limits.l2 + TINY)
+    score: Floats = sums[:, SECOND] + limits.l2
+    score += TINY
+    np.divide(sums[:, FIRST], score, out=score)
+    score *= sums[:, FIRST]
     return score
 
 

@@ -109,15 +109,33 @@ class Distribution:
         occupied = merged[2] > 0
         return Distribution(*(column[occupied] for column in merged))
 
-    def cuts(self, bins: int) -> Floats:
-        """The thresholds between bins: one for each cell, or at most so many of equal size."""
+    def cuts(self, bins: int, least: int = 1) -> Floats:
+        """The thresholds between bins: one for each cell, or at most so many of equal size.
+
+        Args:
+            bins: The largest number of bins.
+            least: Bins with fewer rows are merged with their neighbours.
+        """
         after = np.arange(len(self.rows))
         if len(self.rows) > bins:
             after = self.last_of_bins(bins)
         after = np.unique(after[after < len(self.rows) - 1])
+        if least > 1:
+            after = self._merged(after, least)
         last = floats_of_keys(self.high[after]).astype(np.float64)
         first = floats_of_keys(self.low[after + 1] + 1).astype(np.float64)
         return not_above((last + first) / 2)
+
+    def _merged(self, after: Integers, least: int) -> Integers:
+        """The cells of `after` in which bins end that have so many rows, from the lowest on."""
+        below = np.cumsum(self.rows)
+        ends = []
+        taken = 0
+        for cell in after.tolist():
+            if below[cell] - taken >= least and below[-1] - below[cell] >= least:
+                ends.append(cell)
+                taken = below[cell]
+        return np.array(ends, np.int64)
 
 
 def rows_up_to(ordered: Tensor, thresholds: Tensor, lengths: Tensor) -> Tensor:

@@ -533,8 +533,11 @@ class Boosting(Algorithm):
         """The losses and scores of the trees so far on the clients' training rows."""
         outputs = work.outputs(message)
         rows = work.rows
-        index, offsets = rows.index_of(group.ids)
-        losses, stats = self.task.row_results(outputs[index], rows.y[index])
+        y, offsets = rows.y, rows.offsets
+        if not torch.equal(group.ids, torch.arange(len(rows.sizes))):
+            index, offsets = rows.index_of(group.ids)
+            outputs, y = outputs[index], y[index]
+        losses, stats = self.task.row_results(outputs, y)
         evaluation = by_client(self.task, losses, stats, offsets)
         sizes = rows.sizes[group.ids]
         # Computed in float64 and rounded, they do not depend on who else is computed with them.

@@ -55,7 +55,7 @@ def test_rounds_are_numbered_and_complete() -> None:
         assert r.dropped == r.capped == {} and r.warnings == ()
         assert r.evaluation is not None
         assert r.evaluation.losses.shape == r.evaluation.score.shape == (4,)
-        assert repr(r).startswith(f"<Round {r.number}: 4 clients, {{'mean': ")
+        assert repr(r).startswith(f"<Round {r.number}: 4 clients, accuracy {{'mean': ")
 
 
 def test_nothing_happens_before_the_first_next() -> None:

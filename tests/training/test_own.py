@@ -334,3 +334,19 @@ def test_scores_of_classes_need_classes(score: str) -> None:
     values = Federation.from_arrays(x, x[:, 0] / 3, ["a", "b"] * 20)
     with pytest.raises(ConfigError, match=f"score = '{score}' compares classes, but a label is"):
         commonweal.run(task, values, rounds=1, score=score)
+
+
+def test_a_round_names_its_score_with_its_direction() -> None:
+    """The score of a custom loss is the loss: a lower one is better, unlike an accuracy."""
+    federation = Federation.from_arrays(X, CLASSES, CLIENT)
+    smoothed = nn.CrossEntropyLoss(label_smoothing=0.1)
+    for task, score, lower in (
+        (Task(nn.Linear(4, 3)), "accuracy", False),
+        (Task(nn.Linear(4, 3), loss=smoothed), "loss (lower is better)", True),
+        (Task(nn.Linear(4, 3), score=recall), "recall (higher is better)", False),
+    ):
+        (done,) = commonweal.run(task, federation, rounds=1)
+        assert (done.score, done.lower_is_better) == (score, lower)
+        assert f"clients, {score} {{'mean'" in repr(done)
+        best = max if lower else min
+        assert done.metrics["worst"] == best(evaluated(done).score.tolist())

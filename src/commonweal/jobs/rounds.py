@@ -11,8 +11,9 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from inspect import Signature
 from pathlib import Path
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ from commonweal.record.rounds import (
 from commonweal.record.store import Store
 from commonweal.record.test_scores import write_test_scores
 from commonweal.task.modules import frozen_digest
-from commonweal.task.scores import find_score
+from commonweal.task.scores import find_score, score_title
 from commonweal.task.task import Task
 from commonweal.training.evaluation import Evaluation
 
@@ -74,7 +75,22 @@ Exchange = tuple[Request, Replies]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Round(RoundRecord):
-    """A round that was just run: its record, and what is not written to it."""
+    """A round that was just run.
+
+    Attributes:
+        number: The round, from 1.
+        metrics: The score over clients: "mean", "worst" and others. `personal` has those of
+            personal models, `more` those of further scores.
+        score, lower_is_better: The name of that score, and its direction.
+        clients, losses, weights: Who replied, the losses they reported, by which they counted.
+        dropped, capped, warnings: Replies that did not count as they were sent, and remarks.
+        evaluation: Every client's loss and score on its test samples; `held_out` of others.
+        seconds, bytes: What the round took and sent.
+
+    `module()` and `state_dict()` give the global model, `module(client="c1")` a personal one.
+    """
+
+    __signature__: ClassVar[Signature] = Signature()  # for `help`: rounds are not made by users
 
     evaluation: Evaluation | None = None  # on test rows, after the round
     held_out: Evaluation | None = None  # of clients that are held out
@@ -85,7 +101,17 @@ class Round(RoundRecord):
 
     def __repr__(self) -> str:
         shown = {name: round(value, 4) for name, value in list(self.metrics.items())[:3]}
-        return f"<Round {self.number}: {len(self.clients)} clients, {shown}>"
+        return f"<Round {self.number}: {len(self.clients)} clients, {self.score} {shown}>"
+
+    @property
+    def score(self) -> str:
+        """The name of the score of which `metrics` are, with its direction if lower is better."""
+        return score_title(self.job.task.score)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """True if lower values of the score are better."""
+        return self.job.task.find_score(self.job.task.score).lower_is_better
 
     def state_dict(self) -> Tensors:
         """The global model's tensors after the round, by the module's own names."""
@@ -118,7 +144,12 @@ class Round(RoundRecord):
 class Run(Iterator[Round]):
     """A run that `run` prepared. It begins when you iterate over it or ask for its result.
 
-    It is iterated over once; `result` runs what is left.
+    It is iterated over once, round by round; `result` runs what is left.
+
+    Attributes:
+        last: The last `Round` that was run.
+        folder: Where the run is written to, if anywhere.
+        job: What was built: task, algorithm and settings.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from commonweal.study import curves
 from commonweal.study.interpolation import Curve
 from commonweal.study.units import METRICS, counted, show_score, sign_of, worst_first
 from commonweal.task.intervals import FEW
+from commonweal.task.scores import score_title
 from commonweal.training.evaluation import Evaluation
 
 KINDS = {  # of models, in words
@@ -124,7 +125,7 @@ def result(record: Record) -> Group:
     evaluation = clients.evaluation
     models = _models(last, evaluation, read_final(record.folder))
     total = f" of {record.total}" if record.total else ""  # a loop of the user's own says none
-    title = f"{record.title}: round {last.number}{total}, {record.facts.score}"
+    title = f"{record.title}: round {last.number}{total}, {score_title(record.facts.score)}"
     table = Table(title=markup(title))
     add_columns(table, "over clients")
     for model in models:
@@ -251,7 +252,7 @@ def _notes(record: Record, clients: ClientTable, model: _Model) -> list[str]:
             "set client.clip=1"
         )
     if sign_of(model.score) < 0:
-        notes.append(f"{model.score}: lower is better, so the worst is the highest")
+        notes.append(f"{score_title(model.score)}: the worst is the highest")
     if record.facts.taken:
         parts = [f"{count} {name}" for name, count in record.facts.taken.items()]
         notes.append(f"what clients take: {', '.join(parts)}")

@@ -474,6 +474,18 @@ def _score_at(name: str, base: str, at: str) -> Score:
     return score._replace(row_stats=partial(score.row_stats.func, at=value))
 
 
+def score_title(name: str) -> str:
+    """A score as people read it, with its direction where lower is better or it is a user's own.
+
+    >>> score_title("accuracy"), score_title("rmse"), score_title("higher:recall")
+    ('accuracy', 'rmse (lower is better)', 'recall (higher is better)')
+    """
+    direction, _, own = name.rpartition(":")
+    if find_score(name).lower_is_better:
+        return f"{own} (lower is better)"
+    return f"{own} (higher is better)" if direction else own
+
+
 def check_score(name: str, loss: str) -> None:
     """Raise ConfigError if the score does not exist, or does not fit tasks of this loss."""
     fits = find_score(name).losses

@@ -70,6 +70,6 @@ def test_check_names_the_broken_property(command: Command, rules_file: Path) -> 
 
 
 def test_check_of_something_else_is_one_line(command: Command, rules_file: Path) -> None:
-    assert "neither a subclass of Rule" in mistake(command("check", "./my_rules.py:Neither"))
+    assert "no subclass of Rule" in mistake(command("check", "./my_rules.py:Neither"))
     assert "did you mean 'term'?" in mistake(command("check", "trem"))
     assert "cannot be used" in mistake(command("check", "./none.py:Rule"))

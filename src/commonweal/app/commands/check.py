@@ -1,7 +1,8 @@
-"""`commonweal check`: the contract of a rule or client method of one's own."""
+"""`commonweal check`: the contract of a rule, client method or other part of one's own."""
 
 import inspect
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from commonweal.app.commands import console
 from commonweal.app.commands.options import Quiet, argument
@@ -18,7 +19,7 @@ def check(
     ],
     quiet: Quiet = False,
 ) -> None:
-    """Check that your own rule or client method meets the library's requirements.
+    """Check that your own rule, client method, server, sampler or channel does what runs need.
 
     For example: commonweal check ./my_rules.py:MaxMin, with parameters './my_rules.py:MaxMin(t=2)'
 
@@ -29,28 +30,34 @@ def check(
 
     from commonweal import checks
 
-    if kind == "rules":
-        passed = checks.check_rule(catalog.build("rules", part))
-    else:
-        passed = checks.check_client(catalog.build("clients", part))
+    checked: dict[str, Callable[[Any], list[str]]] = {
+        "rules": checks.check_rule,
+        "clients": checks.check_client,
+        "servers": checks.check_server,
+        "samplers": checks.check_sampler,
+        "channels": checks.check_channel,
+    }
+    passed = checked[kind](catalog.build(kind, part))
     if not quiet:
         for prop in passed:
             console.print_text(f"ok  {prop}")
 
 
 def _kind_of(name: str) -> str:
-    """Return whether a name is that of a rule or of a client method."""
-    kinds = ("rules", "clients")
+    """The kind of the part of that name."""
+    kinds = ("rules", "clients", "servers", "samplers", "channels")
     if ":" not in name:
         for kind in kinds:
             if name in catalog.entries(kind):
                 return kind
         known = [known for kind in kinds for known in catalog.entries(kind)]
         hint = did_you_mean(name, known)
-        raise ConfigError(f"no rule or client method is called {name!r}: {hint}")
+        raise ConfigError(f"no rule, client method or other part is called {name!r}: {hint}")
     kind = kind_of_own(name)
     if kind not in kinds:
-        raise ConfigError(f"{name!r} is neither a subclass of Rule nor one of Client")
+        raise ConfigError(
+            f"{name!r} is no subclass of Rule, Client, ServerOptimizer, Sampler or Channel"
+        )
     return kind
 
 

@@ -92,7 +92,7 @@ def federations(folder: Path) -> dict[str, Settings]:
         path = _arrays(folder / f"{name}.npz", settings)
         dataset = {"name": "table", "path": str(path), "client": "client", "scale": False}
         every[name] = {"dataset": dataset | {"test": test}}
-    every |= _tables(folder)
+    every |= table_federations(folder)
     return every
 
 
@@ -112,7 +112,7 @@ def _arrays(path: Path, settings: Settings) -> Path:
     return path
 
 
-def _tables(folder: Path) -> dict[str, Settings]:
+def table_federations(folder: Path) -> dict[str, Settings]:
     """The tables of the stroke trial and the census, where their files are."""
     tables: dict[str, Settings] = {}
     stroke = _stroke(folder / "stroke.csv")

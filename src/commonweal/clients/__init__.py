@@ -14,6 +14,7 @@ from commonweal.clients.fine_tune import FineTune
 from commonweal.clients.lg_fedavg import LGFedAvg
 from commonweal.clients.pfedme import PFedMe
 from commonweal.clients.propfair import PropFairClient
+from commonweal.clients.recalibrate import Recalibrate
 from commonweal.clients.scaffold import Scaffold
 from commonweal.clients.semi_vred import SemiVRedClient
 from commonweal.clients.superfed import SuPerFedLM, SuPerFedMM
@@ -36,6 +37,7 @@ __all__ = [
     "LGFedAvg",
     "PFedMe",
     "PropFairClient",
+    "Recalibrate",
     "Scaffold",
     "SemiVRedClient",
     "SuPerFedLM",

@@ -13,6 +13,7 @@ from commonweal.task.modules import fill
 from commonweal.task.own import Pick, pick_outputs
 from commonweal.task.task import Task
 
+CLASSES = ("cross-entropy", "binary")  # losses of outputs that can be recalibrated
 LOG_PROBABILITIES = ("cross-entropy", "tokens")  # losses of outputs that are logits of classes
 NO_OTHERS: Tensors = {}
 
@@ -24,16 +25,19 @@ class Uses(NamedTuple):
         models: The parameter vectors (M, d).
         weights: The weights, at least 0 and with sum 1: of the models (M,), then of the others.
         others: Models of other kinds in addition, each a vector, by kind (`task/members.py`).
+        calibration: The "intercept" and "slope" by which log odds of classes are corrected.
     """
 
     models: Tensor
     weights: Tensor
     others: Tensors = NO_OTHERS
+    calibration: Tensors = NO_OTHERS
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Uses":
         """The same with all tensors changed, as by giving them an axis of clients."""
         others = {kind: change(vector) for kind, vector in self.others.items()}
-        return Uses(change(self.models), change(self.weights), others)
+        calibration = {name: change(value) for name, value in self.calibration.items()}
+        return Uses(change(self.models), change(self.weights), others, calibration)
 
 
 def one_model(w: Tensor) -> Uses:
@@ -80,6 +84,47 @@ def partner_weights(task: Task, uses: Uses) -> Tensor | None:
     return uses.weights[..., first:models].sum(-1)
 
 
+def recalibrated(outputs: Tensor, calibration: Tensors) -> Tensor:
+    """The outputs (..., k) of classes after a correction; the same ones without any.
+
+    Two classes have corrected log odds, intercept + slope * log odds. With more classes the logits
+    are multiplied by the slope.
+
+    >>> line = {"intercept": torch.tensor(1.0), "slope": torch.tensor(2.0)}
+    >>> recalibrated(torch.tensor([[0.5]]), line)
+    tensor([[2.]])
+    """
+    if not calibration:
+        return outputs
+    intercept, slope = calibration["intercept"], calibration["slope"]
+    for _ in range(outputs.ndim - slope.ndim):
+        intercept, slope = intercept[..., None], slope[..., None]
+    corrected = slope * outputs
+    if outputs.shape[-1] > 2:
+        return corrected
+    return torch.cat([corrected[..., :-1], corrected[..., -1:] + intercept], -1)
+
+
+class CalibratedModule(nn.Module):
+    """A module whose outputs of classes are corrected."""
+
+    intercept: Tensor
+    slope: Tensor
+
+    def __init__(
+        self, module: nn.Module, calibration: Tensors, output: Pick | None = None
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.output = output
+        for name, value in calibration.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        line = {"intercept": self.intercept, "slope": self.slope}
+        return recalibrated(pick_outputs(self.module(x), self.output), line)
+
+
 class MixedModule(nn.Module):
     """The modules of several models as one, whose predictions are mixed."""
 
@@ -112,6 +157,9 @@ def mixed_module(task: Task, module: nn.Module, uses: Uses) -> nn.Module:
         member = deepcopy(module).eval()
         fill(member, task.tensors(uses.models[k]))
         members.append(member)
-    if len(members) == 1:
-        return members[0]
-    return MixedModule(members, uses.weights[chosen], task.loss, task.output).eval()
+    mixed = members[0]
+    if len(members) > 1:
+        mixed = MixedModule(members, uses.weights[chosen], task.loss, task.output).eval()
+    if not uses.calibration:
+        return mixed
+    return CalibratedModule(mixed, uses.calibration, task.output).eval()

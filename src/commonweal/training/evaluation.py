@@ -14,7 +14,7 @@ from commonweal.data.samples import Inputs, Lazy
 from commonweal.task.members import member_outputs
 from commonweal.task.memory_format import channels_last
 from commonweal.task.task import Task
-from commonweal.task.uses import Uses, mix_outputs, partner_weights
+from commonweal.task.uses import Uses, mix_outputs, partner_weights, recalibrated
 from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training.dense import DenseStack, dense_stack
 
@@ -159,16 +159,20 @@ def _evaluate_group(
     if stack is None:
 
         def evaluate_one(
-            models: Tensor, weights: Tensor, x: Inputs, y: Tensor, *others: Tensor
+            models: Tensor, weights: Tensor, x: Inputs, y: Tensor, *further: Tensor
         ) -> tuple[Tensor, Tensors]:
             outputs = [task.raw_outputs(w, x) for w in models]
-            return task.row_results(_mixed(task, [*outputs, *others], weights), y)
+            mixed = _mixed(task, [*outputs, *further[: len(others)]], weights)
+            line = dict(zip(uses.calibration, further[len(others) :], strict=True))
+            return task.row_results(recalibrated(mixed, line), y)
 
-        axes = (0,) * (4 + len(others))
-        return vectorize(evaluate_one, axes)(uses.models, uses.weights, x, y, *others)
+        further = (*others, *uses.calibration.values())
+        axes = (0,) * (4 + len(further))
+        return vectorize(evaluate_one, axes)(uses.models, uses.weights, x, y, *further)
     assert isinstance(x, Tensor)
     outputs = [stack.outputs(w, x) for w in uses.models.unbind(1)]
     mixed = _mixed(task, [*outputs, *others], uses.weights.T)
+    mixed = recalibrated(mixed, uses.calibration)
     losses, stats = task.row_results(mixed.flatten(0, 1), y.flatten())
     for name, values in stats.items():
         stats[name] = values.view(*y.shape, -1)

@@ -69,7 +69,17 @@ def _written_as_key(option: str, given: list[str]) -> str:
 PANELS = {  # of the help, in this order
     "Start": ("fit", "run", "demo", "init", "list", "docs", "doctor"),
     "Run": ("compare", "choose", "tune"),
-    "Inspect": ("show", "report", "ui", "predict", "predictions", "export", "cite", "verify"),
+    "Inspect": (
+        "show",
+        "report",
+        "ui",
+        "predict",
+        "predictions",
+        "transfer",
+        "export",
+        "cite",
+        "verify",
+    ),
     "Extend": ("check",),
 }
 for panel, names in PANELS.items():

@@ -30,6 +30,7 @@ from commonweal.study.comparison import Comparison
 from commonweal.study.interpolation import POINTS, Curve
 from commonweal.study.plan import ALONE
 from commonweal.study.regret import Regret, of_run
+from commonweal.study.transfer import Transfer
 from commonweal.study.units import scale, score_label, show_score
 
 if TYPE_CHECKING:
@@ -530,6 +531,26 @@ def interpolation(curve: Curve, score: str) -> "Figure":
 
 
 # Data
+
+
+def transfer(found: Transfer) -> "Figure":
+    """Draw the score of every client's model on every client's samples as a heat map."""
+    names = [shortened(name, TICK) for name in found.names]
+    ticks = spaced(len(names), MOST_NAMES)
+    shown_names = [names[k] for k in ticks]
+    values = scale(found.score) * found.table
+    with _axes(2.4 + 0.09 * min(len(names), MOST_CLIENTS), 2.6 + 0.11 * len(names)) as (
+        figure,
+        axes,
+    ):
+        image = axes.imshow(values, "cividis", aspect="equal", interpolation="nearest")
+        label = score_label(found.score) + (", lower is better" if found.lower_is_better else "")
+        figure.colorbar(image, ax=axes, label=label)
+        axes.set_xticks(ticks, shown_names, rotation=90, fontsize=7)
+        axes.set_yticks(ticks, shown_names, fontsize=7)
+        axes.set_xlabel("samples of")
+        axes.set_ylabel("model of")
+    return figure
 
 
 def federation(data: Federation, title: str) -> "Figure":

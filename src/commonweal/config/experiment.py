@@ -31,7 +31,7 @@ IN_NAME = (
     "dataset.client",
 )
 LONGEST_SUFFIX = 80  # characters
-MODELS = {"boosting": "trees"}  # the models of algorithms that train no other
+MODELS = {"boosting": "trees", "glm": "logistic"}  # the models of algorithms that train no other
 OF_NETWORKS = ("model", "client", "server", "channels")  # what these algorithms do not take
 LIFTED = ("partition", "label_noise", "score")  # keys that files may also write inside `dataset`
 DIRECTIONS = ("lower:", "higher:")  # in front of a score of one's own: what is better

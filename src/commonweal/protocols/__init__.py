@@ -5,6 +5,7 @@ from commonweal.protocols.averaging import Averaging
 from commonweal.protocols.boosting import Boosting
 from commonweal.protocols.drfa import DRFA
 from commonweal.protocols.fedcorr import FedCorr
+from commonweal.protocols.glm import GLM
 from commonweal.protocols.pooled import Pooled
 from commonweal.protocols.two_phase import TwoPhase
 
@@ -14,6 +15,7 @@ __all__ = [
     "Averaging",
     "Boosting",
     "FedCorr",
+    "GLM",
     "Outcome",
     "Pooled",
     "Replies",

@@ -27,6 +27,7 @@ from commonweal.record.rounds import spaced
 from commonweal.report.clients import NAMES, ClientLines, client_lines
 from commonweal.report.formats import ReportTable, cell_rows, titles_of
 from commonweal.study.comparison import Comparison
+from commonweal.study.inference import Estimate
 from commonweal.study.interpolation import POINTS, Curve
 from commonweal.study.plan import ALONE
 from commonweal.study.regret import Regret, of_run
@@ -531,6 +532,25 @@ def interpolation(curve: Curve, score: str) -> "Figure":
 
 
 # Data
+
+
+def forest(term: Estimate, ratio: str) -> "Figure":
+    """Draw a coefficient of each client with its 95 % interval, and the common one below."""
+    sites = sorted(term.sites, key=lambda site: -site.value)
+    half = 1.96 * np.array([site.error for site in sites])
+    values = np.array([site.value for site in sites])
+    names = [shortened(site.client, TICK) for site in sites]
+    place = np.arange(len(sites), 0, -1)
+    with _axes(1.6 + 0.17 * (len(sites) + 1)) as (figure, axes):
+        axes.errorbar(values, place, xerr=half, fmt="s", color=COLOURS[0], markersize=3, lw=1)
+        common = [[term.value - term.low], [term.high - term.value]]
+        axes.errorbar([term.value], [0], xerr=common, fmt="D", color=COLOURS[1], markersize=5)
+        axes.axvline(0, color=GREY, lw=1)
+        axes.axvline(term.value, color=COLOURS[1], lw=0.8, ls=":")
+        axes.set_yticks([*place, 0], [*names, "all rows together"], fontsize=8)
+        axes.set_xlabel(f"coefficient (log {ratio})" if ratio else "coefficient")
+        axes.set_title(shown(term.name))
+    return figure
 
 
 def transfer(found: Transfer) -> "Figure":

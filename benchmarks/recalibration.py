@@ -64,7 +64,10 @@ def main() -> None:
     print("|---|--:|--:|--:|--:|--:|")
     for name, folders in runs.items():
         print(row(name, folders))
-    print(verdict)
+    for name, gain in verdict.methods.items():
+        print(
+            f"{name}: {gain.says}, log loss lower by {gain.gain:.4f} ({gain.low:.4f} to {gain.high:.4f})"
+        )
 
 
 def row(name: str, folders: list[Path]) -> str:

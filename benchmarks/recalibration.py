@@ -65,9 +65,8 @@ def main() -> None:
     for name, folders in runs.items():
         print(row(name, folders))
     for name, gain in verdict.methods.items():
-        print(
-            f"{name}: {gain.says}, log loss lower by {gain.gain:.4f} ({gain.low:.4f} to {gain.high:.4f})"
-        )
+        interval = f"{gain.low:.4f} to {gain.high:.4f}"
+        print(f"{name}: {gain.says}, log loss lower by {gain.gain:.4f} ({interval})")
 
 
 def row(name: str, folders: list[Path]) -> str:

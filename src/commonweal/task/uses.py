@@ -111,18 +111,16 @@ class CalibratedModule(nn.Module):
     intercept: Tensor
     slope: Tensor
 
-    def __init__(
-        self, module: nn.Module, calibration: Tensors, output: Pick | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, calibration: Tensors, pick: Pick | None = None) -> None:
         super().__init__()
         self.module = module
-        self.output = output
+        self.pick = pick
         for name, value in calibration.items():
             self.register_buffer(name, value)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
         line = {"intercept": self.intercept, "slope": self.slope}
-        return recalibrated(pick_outputs(self.module(x), self.output), line)
+        return recalibrated(pick_outputs(self.module(*x, **named), self.pick), line)
 
 
 class MixedModule(nn.Module):
@@ -157,9 +155,9 @@ def mixed_module(task: Task, module: nn.Module, uses: Uses) -> nn.Module:
         member = deepcopy(module).eval()
         fill(member, task.tensors(uses.models[k]))
         members.append(member)
-    mixed = members[0]
+    mixed, pick = members[0], task.output
     if len(members) > 1:
-        mixed = MixedModule(members, uses.weights[chosen], task.loss, task.output).eval()
-    if not uses.calibration:
-        return mixed
-    return CalibratedModule(mixed, uses.calibration, task.output).eval()
+        mixed, pick = MixedModule(members, uses.weights[chosen], task.loss, pick), None
+    if uses.calibration:
+        mixed = CalibratedModule(mixed, uses.calibration, pick)
+    return mixed.eval()

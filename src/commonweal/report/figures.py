@@ -31,6 +31,7 @@ from commonweal.study.inference import Estimate
 from commonweal.study.interpolation import POINTS, Curve
 from commonweal.study.plan import ALONE
 from commonweal.study.regret import Regret, of_run
+from commonweal.study.site_curves import SiteCurves
 from commonweal.study.transfer import Transfer
 from commonweal.study.units import scale, score_label, show_score
 
@@ -550,6 +551,53 @@ def forest(term: Estimate, ratio: str) -> "Figure":
         axes.set_yticks([*place, 0], [*names, "all rows together"], fontsize=8)
         axes.set_xlabel(f"coefficient (log {ratio})" if ratio else "coefficient")
         axes.set_title(shown(term.name))
+    return figure
+
+
+def sites(curves: SiteCurves, client: str = "") -> "Figure":
+    """Draw curves of all samples, or of one client, before those of the other clients in grey."""
+    name = client or "all samples"
+    if curves.survival:
+        return _draw_survival(curves, client, name)
+    with _styled():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(3 * WIDTH / 2, 3.6), layout="constrained")
+        panels = figure.subplots(1, 3)
+        tables = (curves.calibration, curves.decision, curves.roc)
+        for axes, table in zip(panels, tables, strict=True):
+            for other, line in table.items():
+                if other not in ("", client):
+                    axes.plot(*line, color=GREY, lw=0.5, alpha=0.35)
+            marker = "o" if table is curves.calibration else None
+            axes.plot(*table[client], color=COLOURS[0], lw=2, marker=marker, ms=4, label=name)
+        first, second, third = panels
+        first.plot([0, 1], [0, 1], color=COLOURS[1], lw=1, ls="--")
+        first.set(title="calibration", xlabel="predicted probability")
+        first.set_ylabel(f"share of {shortened(shown(curves.positive), TICK)}")
+        second.axhline(0, color="black", lw=1, label="treat none")
+        second.plot(*curves.treat_all[client], color=COLOURS[1], lw=1, ls="--", label="treat all")
+        highest = max(line[1].max() for line in curves.decision.values())
+        second.set(title="decision curve", xlabel="threshold", ylabel="net benefit")
+        second.set_ylim(-0.1 * highest, 1.05 * highest)
+        second.legend(frameon=False, fontsize=8)
+        third.plot([0, 1], [0, 1], color=COLOURS[1], lw=1, ls="--")
+        third.set(title="ROC", xlabel="1 - specificity", ylabel="sensitivity")
+    return figure
+
+
+def _draw_survival(curves: SiteCurves, client: str, name: str) -> "Figure":
+    with _axes(4.0) as (figure, axes):
+        for other, lines in curves.survival.items():
+            for k, line in enumerate(lines):
+                is_main = other == client
+                width, alpha = (2.0, 1.0) if is_main else (0.5, 0.3)
+                label = ("low", "middle", "high")[k] + " risk" if is_main else None
+                colour = COLOURS[(2, 0, 1)[k]]
+                axes.step(*line, where="post", color=colour, lw=width, alpha=alpha, label=label)
+        axes.set(xlabel="time", ylabel="share without the event", ylim=(0, 1.02))
+        axes.set_title(f"Kaplan-Meier by thirds of the predicted risk: {shown(name)}")
+        axes.legend(frameon=False)
     return figure
 
 

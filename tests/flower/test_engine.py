@@ -20,6 +20,7 @@ from commonweal.flower.app import job_of, run_on
 from commonweal.jobs import rounds
 from commonweal.jobs.job import build_dataset, job_from_experiment
 from commonweal.record.record import Record
+from commonweal.study.inference import estimates
 from flower_helpers import LocalGrid, WithKeys, needs_keys
 from helpers import close
 
@@ -115,6 +116,25 @@ def test_label_counts_and_groups_are_asked_for(tmp_path: Path) -> None:
     list(rounds.run(job_from_experiment(given), out=tmp_path / "simulator"))
     run_on(grid_of(given, tmp_path / "states"), given, tmp_path / "flower", nodes=5)
     same_record(Record.read(tmp_path / "flower"), Record.read(tmp_path / "simulator"))
+
+
+def test_glm_at_nodes_has_the_pooled_estimates(tmp_path: Path) -> None:
+    """Newton steps over Flower's messages, whose numbers are in double precision, too."""
+    rng = np.random.default_rng(0)
+    x, site = np.round(rng.normal(size=(400, 2)), 3), rng.integers(0, 4, 400)
+    y = rng.random(400) < 1 / (1 + np.exp(-x.sum(1)))
+    rows = [f"{x[k, 0]},{x[k, 1]},s{site[k]},{('no', 'yes')[int(y[k])]}" for k in range(400)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,site,y", *rows]))
+    table: dict[str, Any] = {"name": "table", "path": str(tmp_path / "t.csv"), "label": "y"}
+    table |= {"client": "site", "scale": False}
+    given = Experiment(dataset=table, algorithm="glm", rounds=8, evaluate_every=8)
+    rounds.run(job_from_experiment(given), out=tmp_path / "simulator").result()
+    run_on(grid_of(given, tmp_path / "states", 4), given, tmp_path / "flower", nodes=4)
+    flower, simulator = (estimates(tmp_path / name).terms for name in ("flower", "simulator"))
+    # Nodes that divide one experiment's data do not tell the server what its columns are called.
+    for one, other in zip(flower, simulator, strict=True):
+        assert (one.value, one.error) == pytest.approx((other.value, other.error), rel=1e-10)
+        assert one.i2 == pytest.approx(other.i2, abs=1e-8)
 
 
 # Faults

@@ -24,8 +24,10 @@ from commonweal.protocols.algorithm import Request
 from commonweal.rules.rule import Reports, Stateless
 from commonweal.task.memory_format import ChannelsLast, channels_last
 from commonweal.task.task import Task
+from commonweal.task.uses import one_model
+from commonweal.task.vectorize import single
 from commonweal.training.client import Client
-from commonweal.training.evaluation import evaluate
+from commonweal.training.evaluation import evaluate, evaluate_models
 from helpers import averaging, batches_of, close, collected, federation, planned, torch_training
 from personal_helpers import METHODS
 from personal_helpers import client as method
@@ -110,8 +112,9 @@ def dense() -> nn.Module:
 @pytest.mark.parametrize("build", [dense, tanh], ids=["dense", "vmap"])
 @pytest.mark.parametrize("name", ["sgd", "superfed-mm", "scaffold", "blend"])
 def test_groups_of_clients_have_the_same_bytes_with_any_number_of_threads(
-    build: Callable[[], nn.Module], name: str
+    build: Callable[[], nn.Module], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("commonweal.training.evaluation.PASS", 1000)  # several passes
     task = Task(build())
     data = federation({str(k): 5 + 7 * k % 20 for k in range(12)}, (1, 8, 8))
     algorithm = averaging(task, method(name))
@@ -125,7 +128,10 @@ def test_groups_of_clients_have_the_same_bytes_with_any_number_of_threads(
                 request = Request(torch.arange(12), algorithm.ask(state))
                 replies = simulator.collect(algorithm, request)
                 state = algorithm.tell(state, replies, 12).state
-        results.append(replies.values | {"after": state["w"]})
+            evaluation = simulator.evaluate(algorithm, state)
+        own = evaluation if evaluation.personal is None else evaluation.personal
+        losses = {"after": state["w"], "losses": evaluation.losses, "own": own.losses}
+        results.append(replies.values | losses)
         results[-1] |= {
             f"{k}/{n}": v for k, s in states_of(simulator).items() for n, v in s.items()
         }
@@ -149,6 +155,31 @@ def test_groups_of_clients_are_trained_at_the_same_time(build: Callable[[], nn.M
         algorithm = averaging(task)
         request = Request(torch.arange(3), algorithm.ask(algorithm.init(simulator.population)))
         simulator.collect(algorithm, request)
+
+
+def test_samples_are_evaluated_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(3, timeout=20)  # broken if fewer than three threads come
+    original = Task.row_results
+
+    def row_results(task: Task, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensors]:
+        together.wait()
+        return original(task, outputs, y)
+
+    task = Task(tanh())
+    rows = federation({"p": 24, "q": 24, "r": 24}, (1, 8, 8)).test
+    expected = evaluate(task, task.initial, rows).losses
+    own = one_model(task.initial.expand(3, -1))
+    at_once = len(rows.y) // 3 * task.width(rows.inputs)
+    monkeypatch.setattr("commonweal.training.evaluation.PASS", at_once)
+    monkeypatch.setattr(Task, "row_results", row_results)
+    torch.set_num_threads(3)
+    with one_thread_each():
+        close(evaluate(task, task.initial, rows).losses, expected)
+    monkeypatch.setattr("commonweal.training.evaluation.PASS", 1)
+    together = threading.Barrier(3, timeout=20)
+    with one_thread_each():
+        each = evaluate_models(task, own, rows, torch.arange(3), single)
+    close(each.losses, expected)
 
 
 def test_a_module_is_called_by_several_threads_at_a_time() -> None:

@@ -43,7 +43,7 @@ from commonweal.training.local import keep_freed_memory
 
 MODES = ("auto", "vmap", "chunked", "loop")
 BUDGET = 1 << 28  # numbers that a group of clients may hold at once: 1 GB
-CHUNK = 1 << 21  # numbers that clients who are trained together may hold: 8 MB, of a cache
+CHUNK = 1 << 20  # numbers that clients who are trained together may hold: 4 MB, of a cache
 LARGE = 1 << 19  # parameters from which one client keeps the cores busy
 
 VECTORS_PER_CLIENT = 6  # its reply, states before and after

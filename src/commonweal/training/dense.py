@@ -491,10 +491,12 @@ def _add(target: Affine, inputs: Tensor, grad: Tensor, beta: float, alpha: float
     if target.bias is None:
         return
     total = grad.sum(1, keepdim=True)
-    if beta:
-        target.bias.mul_(beta).add_(total, alpha=alpha)
-    else:  # the bias may not be set yet
+    if not beta:  # the bias may not be set yet
         torch.mul(total, alpha, out=target.bias)
+        return
+    if beta != 1:
+        target.bias.mul_(beta)
+    target.bias.add_(total, alpha=alpha)
 
 
 def _add_all(target: Affine, parts: list[Gradients], k: int, beta: float, alpha: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Optional
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from commonweal.base.packing import pack
 from commonweal.base.tensors import Tensors, select
+from commonweal.base.threads import in_threads
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, Lazy
 from commonweal.task.members import member_outputs
@@ -18,7 +20,7 @@ from commonweal.task.uses import Uses, mix_outputs, partner_weights, recalibrate
 from commonweal.task.vectorize import Vectorize, single, vmap_clients
 from commonweal.training.dense import DenseStack, dense_stack
 
-PASS = 1 << 24  # numbers that a forward pass may hold: 64 MB
+PASS = 1 << 22  # numbers that a forward pass may hold: 16 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +111,13 @@ def evaluate_rows(
         parts = passes(task, rows, None if index is None else len(index))
     task = channels_last(task, rows.inputs)
     w = w.to(rows.device)
-    results = []
-    with torch.no_grad():
-        for part in parts:
-            chosen = part if index is None else index[part]
-            x, y = rows.inputs[chosen], rows.y[chosen]
-            results.append(task.evaluate_rows(w, x, y))
-    return joined(results)
+
+    @torch.no_grad()
+    def evaluate_part(part: slice) -> tuple[Tensor, Tensors]:
+        chosen = part if index is None else index[part]
+        return task.evaluate_rows(w, rows.inputs[chosen], rows.y[chosen])
+
+    return joined(list(in_threads(evaluate_part, parts, _pieces(rows, len(parts)))))
 
 
 def evaluate_rows_by_models(
@@ -134,15 +136,26 @@ def evaluate_rows_by_models(
     sizes = rows.sizes[ids]
     costs = task.size + sizes * task.width(rows.inputs)
     budget = 0 if vectorize is single else PASS
-    parts = []
-    with torch.no_grad():
-        for group in pack(costs.tolist(), budget, sizes.tolist()):
-            own = _part(uses, group)
-            for row, real in _padded(rows, ids[group], at_once):
-                x, y = rows.inputs[row], rows.y[row]
-                losses, stats = _evaluate_group(task, stack, vectorize, own, x, y)
-                parts.append((losses[real], select(stats, real)))
-    return joined(parts)
+
+    @torch.no_grad()
+    def evaluate_group(group: slice) -> list[tuple[Tensor, Tensors]]:
+        own = _part(uses, group)
+        parts = []
+        for row, real in _padded(rows, ids[group], at_once):
+            x, y = rows.inputs[row], rows.y[row]
+            losses, stats = _evaluate_group(task, stack, vectorize, own, x, y)
+            parts.append((losses[real], select(stats, real)))
+        return parts
+
+    groups = pack(costs.tolist(), budget, sizes.tolist())
+    parts = in_threads(evaluate_group, groups, _pieces(rows, len(groups)))
+    return joined(list(chain.from_iterable(parts)))
+
+
+def _pieces(rows: Rows, count: int) -> int:
+    """The pieces of work that threads may share: one where samples are read or elsewhere."""
+    shared = rows.device.type == "cpu" and not isinstance(rows.inputs, Lazy)
+    return count if shared else 1
 
 
 def _rows_at_once(task: Task, rows: Rows) -> int:

@@ -36,6 +36,7 @@ class Effort:
     heart_rounds: int = 200
     images: Work = parts.FEW_IMAGES
     sweep: tuple[int, int, int] = (10, 10, 50)  # rules, seeds, rounds
+    largest: int | None = None  # clients, rounds or rows of a run
 
 
 FULL = Effort(turns=11, slow_turns=3, works=WORKS, growth=growth.GROWTH)
@@ -47,6 +48,7 @@ QUICK = Effort(
     threads=(1,),
     gram=100_000,
     sweep=(2, 2, 20),
+    largest=1000,
 )
 SMOKE = Effort(
     turns=1,
@@ -59,6 +61,7 @@ SMOKE = Effort(
     heart_rounds=2,
     images=rounds.smaller(parts.FEW_IMAGES),
     sweep=(2, 1, 2),
+    largest=10,
 )
 
 
@@ -66,6 +69,7 @@ def sections(effort: Effort) -> dict[str, Callable[[], list[Target]]]:
     """The parts of the benchmark by name, without the rounds of works."""
     return {
         "growth": lambda: growth.grow(effort.growth, effort.slow_turns),
+        "runs": lambda: growth.grow_runs(effort.largest),
         "personal": lambda: parts.personal(effort.turns, effort.works[1], effort.images),
         "profile": lambda: profile.profile(effort.turns),
         "training": lambda: profile.ways_to_train(effort.turns),

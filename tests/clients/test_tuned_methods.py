@@ -189,7 +189,8 @@ def test_fedbn_keeps_what_normalises() -> None:
     t = task(norm=True)  # names: 0.weight, 0.bias, 1.weight, 1.bias, 3.weight, 3.bias, statistics
     mask = FedBN().private(t)
     kept = [n for n, m in zip(t.names, torch.split(mask, t.sizes), strict=True) if m.all()]
-    assert kept == ["1.weight", "1.bias", "1.running_mean", "1.running_var"]
+    statistics = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert kept == ["1.weight", "1.bias", *statistics]
     assert int(mask.sum()) == 4 * 6
     done = last_round(FedBN(batch=5), t, rounds=3)
     assert torch.equal(done.state["w"][mask], t.initial[mask])  # nobody sent it

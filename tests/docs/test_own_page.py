@@ -60,12 +60,12 @@ def test_the_page_about_ones_own_parts(
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "write.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```$", page, re.M | re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 8
     for code, name in blocks:
         Path(name).write_text(code, encoding="utf-8")
     commands = re.findall(r"^    (commonweal .*)$", page, re.M)
     printed = {command: call(command, capsys) for command in commands}
-    assert len(printed) == 9
+    assert len(printed) == 15
     explained = printed["commonweal show ./my_rules.py:WorstHalf"]
     assert "Equal weights for the clients" in explained and "power = 0.0" in explained
     assert "ok" in printed["commonweal check ./my_memory.py:Hedge"]

@@ -292,7 +292,7 @@ def decide(rule: "Rule", reports: Reports, state: State) -> Decision:
     if not decision.weights.isfinite().all():
         raise DivergedError(f"rule {name}: weights are not finite: {decision.weights[:9].tolist()}")
     total = float(decision.weights.double().sum())
-    if rule.kind.family == "mixture" and abs(total - 1) > MIXTURE:
+    if rule.kind == Rule.kind and abs(total - 1) > MIXTURE:  # its author said nothing else
         raise ConfigError(
             f"rule {name}: its weights sum to {total:.6g}, not to 1: divide them by their sum, or "
             'give the rule kind = Kind("reweighting", "", "") if the step shall be that long'

@@ -22,6 +22,8 @@ def test_the_benchmark_runs_every_part() -> None:
         "Client methods",
         "Where the time",
         "Gram",
+        "A run by its rounds",
+        "A run by its rows of a table",
     ]
     for title in (*titles, "Ways to train", "Evaluation", "Targets"):
         assert f"### {title}" in done.stdout

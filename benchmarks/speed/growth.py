@@ -112,12 +112,7 @@ def _run(work: Work, rounds: int) -> dict[str, float]:
         def get(name: str) -> None:
             page.get(f"/api/{name}?id=run").raise_for_status()
 
-        given: dict[str, Any] = {
-            "rounds": rounds,
-            "cohort": work.cohort,
-            "client": client,
-            "out": folder,
-        }
+        given: dict[str, Any] = {"rounds": rounds, "cohort": work.cohort, "client": client}
         steps: dict[str, Callable[[], object]] = {
             "rounds": lambda: list(run(task, data, out=folder, **given)),
             "Record.read": lambda: Record.read(folder),

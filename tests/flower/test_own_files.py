@@ -233,8 +233,9 @@ def test_a_clinic_that_joins_late_follows_the_agreement(tmp_path: Path) -> None:
     assert any("'dead' is not among the classes" in why for why in engine.refused.values())
 
 
-def test_a_resumed_run_keeps_its_preprocessing(tmp_path: Path) -> None:
-    """Even where a clinic is away at first: the model's features stay what they were."""
+@pytest.mark.parametrize("away", ["clinic a", "clinic/b"])
+def test_a_resumed_run_keeps_its_preprocessing_and_ids(tmp_path: Path, away: str) -> None:
+    """Even where a clinic is away at first: features and the rule's memory are whose they were."""
     tables = clinics()
     given = experiment("nowhere.csv", rounds=4)
     grid = grid_of(given, tmp_path, tables)
@@ -243,12 +244,15 @@ def test_a_resumed_run_keeps_its_preprocessing(tmp_path: Path) -> None:
         if done.number == 2:
             break
     before = (tmp_path / "run" / "preparation.json").read_text()
+    names = Record.read(tmp_path / "run").clients().names
     again = grid_of(given, tmp_path, tables)
-    again.nodes.popitem()
+    del again.nodes[engine.nodes[away]]
     run_on(again, given, tmp_path / "run", resume=True, nodes=2)
     assert (tmp_path / "run" / "preparation.json").read_text() == before
-    last = Record.read(tmp_path / "run").rounds[-1]
-    assert last.number == 4 and sorted(last.weights) == ["clinic a", "clinic/b"]
+    record = Record.read(tmp_path / "run")
+    last = record.rounds[-1]
+    assert last.number == 4 and set(last.weights) == set(names) - {away}
+    assert record.clients().names == names
 
 
 def test_no_row_leaves_a_clinic(tmp_path: Path) -> None:

@@ -255,8 +255,12 @@ def run_on(
     check_experiment(experiment)
     folder = Path(out or Path("runs") / f"flower-{experiment.title}-{experiment.seed}")
     begun = resume and (folder / "rounds.jsonl").exists()
-    preprocessing = Record.read(folder).preprocessing() if begun else None
-    engine = FlowerEngine(grid, nodes, wait, timeout, preprocessing, bind_names)
+    record = Record.read(folder) if begun else None
+    preprocessing = None if record is None else record.preprocessing()
+    names: tuple[str, ...] = ()
+    if record is not None and record.whole().evaluated:
+        names = tuple(record.whole().clients().names)
+    engine = FlowerEngine(grid, nodes, wait, timeout, preprocessing, bind_names, names)
     job = job_of(experiment, engine)
     for done in rounds.run(job, out=folder, resume=resume):
         shown = {name: round(value, 4) for name, value in list(done.metrics.items())[:3]}

@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class FlowerEngine(Engine, StateStore):
         timeout: float = 120.0,
         preprocessing: Preprocessing | None = None,
         bind_names: bool = True,
+        names: Sequence[str] = (),
     ) -> None:
         self.grid = grid
         self.bind_names = bind_names
@@ -81,11 +82,23 @@ class FlowerEngine(Engine, StateStore):
         known = sorted(self.clients.values(), key=lambda schema: (schema.position, schema.name))
         self._preprocessing = preprocessing or agreed(known)
         self.clients = {schema.name: fitted_schema(schema, self._preprocessing) for schema in known}
-        self.population, self.schema = joined_schema(list(self.clients.values()))
+        self._order = list(names)
+        self.population, self.schema = joined_schema(self._members())
         table = "" if self.preprocessing is None else json.dumps(self.preprocessing.values())
         self._setting = replace(self.schema, name="", samples=1, group="", table=table)
 
     # Nodes
+
+    def _members(self) -> list[Schema]:
+        """The clients in the order of their ids, which a resumed run keeps.
+
+        One that is away since the run was resumed has the mean number of samples until it comes.
+        """
+        self._order += [name for name in self.clients if name not in set(self._order)]
+        known = list(self.clients.values())
+        samples = round(sum(schema.samples for schema in known) / len(known))
+        away = replace(known[0], samples=samples)
+        return [self.clients.get(name) or replace(away, name=name) for name in self._order]
 
     def _meet(self, nodes: int, wait: float) -> None:
         """Wait until so many nodes have said which client they are, and the others have answered.
@@ -210,7 +223,7 @@ class FlowerEngine(Engine, StateStore):
         failure, since a node that was started elsewhere does not have it.
         """
         assert self._setting is not None
-        by_node = {self.nodes[name]: content for name, content in contents.items()}
+        by_node = {self.nodes[name]: own for name, own in contents.items() if name in self.nodes}
         away = by_node.keys() - set(self.grid.get_node_ids())
         for node in away:
             del by_node[node]
@@ -249,7 +262,7 @@ class FlowerEngine(Engine, StateStore):
         if len(self.clients) == before:
             return
         outputs = self.population.outputs
-        self.population, _ = joined_schema(list(self.clients.values()))
+        self.population, _ = joined_schema(self._members())
         if self.population.outputs > outputs:
             raise RunError(
                 f"a client that joined late has {self.population.outputs} classes, but the model "
@@ -262,9 +275,9 @@ class FlowerEngine(Engine, StateStore):
         arrived: dict[int, Tensors] = {}
         for client in request.clients.tolist():
             name = self.population.names[client]
-            node = self.nodes[name]
-            if node in answers.failed:
-                failed[client] = answers.failed[node].text
+            node = self.nodes.get(name)
+            if node is None or node in answers.failed:
+                failed[client] = (AWAY if node is None else answers.failed[node]).text
                 continue
             try:
                 values = self._checked(name, answers.contents[node])
@@ -299,7 +312,7 @@ class FlowerEngine(Engine, StateStore):
         answers = self._ask(dict.fromkeys(names, content), MessageType.EVALUATE)
         arrived = {}
         for client, name in enumerate(names):
-            reply = answers.contents.get(self.nodes[name])
+            reply = answers.contents.get(self.nodes.get(name, -1))
             try:
                 if reply is not None:
                     arrived[client] = evaluated(to_tensors(reply.array_records["reply"]))

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterable
 from functools import lru_cache
+from importlib.metadata import version
 from itertools import chain
 from typing import Literal
 
@@ -32,7 +33,7 @@ PULL = 0.25  # seconds between two looks for replies; Flower's own loop waits 3
 # the other: older ones that nobody waits for any more would keep it late for ever.
 SLACK = 1.0
 SUPERLINK = 1  # its node id
-HAS_KEYS = hasattr(Grid, "get_nodes")  # since flwr 1.38
+HAS_KEYS = tuple(map(int, version("flwr").split(".")[:2])) >= (1, 38)  # Grid.get_nodes
 UNAVAILABLE = 5  # Flower's error where a node's heartbeat is overdue
 # Of messages to legacy clients, which miss them in ours.
 LEGACY_RECORDS = ("fitins.", "evaluateins.")

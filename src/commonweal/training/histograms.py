@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.ensemble._hist_gradient_boosting.histogram import HISTOGRAM_DTYPE, HistogramBuilder
 from torch import Tensor
 
 from commonweal.training.bins import Bins
@@ -65,6 +64,9 @@ class Histograms:
         client: Integers | None = None,
         clients: int = 0,
     ) -> None:
+        # Slow to import, and only needed where trees are grown.
+        from sklearn.ensemble._hist_gradient_boosting import histogram
+
         self.first = first
         self.second = second
         self.client = client
@@ -77,7 +79,8 @@ class Histograms:
             first = second = np.zeros(1, np.float32)
             codes = np.zeros((len(codes), 1), np.uint8)
         threads = torch.get_num_threads()
-        self._builder = HistogramBuilder(codes.T, width, first, second, False, threads)
+        self._type = histogram.HISTOGRAM_DTYPE
+        self._builder = histogram.HistogramBuilder(codes.T, width, first, second, False, threads)
 
     def of(self, nodes: Sequence[Rows]) -> tuple[Floats, NDArray[np.int32]]:
         """The sums (nodes, 2, cells) of derivatives, and rows (nodes, cells), of some rows each."""
@@ -86,7 +89,7 @@ class Histograms:
         counts = np.empty((len(nodes), cells + self.clients), np.int32)
         for rows, own, count in zip(nodes, sums, counts, strict=True):
             whole = self._builder.compute_histograms_brute(rows)
-            by_cell = np.frombuffer(whole, HISTOGRAM_DTYPE).take(self._places)
+            by_cell = np.frombuffer(whole, self._type).take(self._places)
             own[0, :cells] = by_cell["sum_gradients"]
             own[1, :cells] = by_cell["sum_hessians"]
             count[:cells] = by_cell["count"]

@@ -52,21 +52,27 @@ def _show(found: "Estimates", level: float) -> None:
 
     table = Table(box=None)
     table.add_column("term", overflow="fold")
-    for name in ("estimate", f"{100 * level:g} % interval", "p", found.ratio or "", "I²"):
-        table.add_column(name, justify="right", no_wrap=True)
+    interval = f"{100 * level:g} % interval"
+    for name in ("estimate", found.ratio, interval, "p", "I²"):
+        if name:
+            table.add_column(name, justify="right", no_wrap=True)
     for term in found.terms:
         if math.isnan(term.value):
             table.add_row(escape(term.name), "reference")
             continue
-        ratio = f"{math.exp(term.value):.3g}" if found.ratio and term.name != "intercept" else ""
         chance = "<0.001" if term.p < 0.001 else f"{term.p:.3f}"
         differs = "-"
         if not math.isnan(term.i2):
             differs = f"{100 * term.i2:.0f} %" + ("*" if term.heterogeneity < 0.05 else "")
-        interval = f"{term.low:.4g} to {term.high:.4g}"
-        table.add_row(escape(term.name), f"{term.value:.4g}", interval, chance, ratio, differs)
+        cells = [f"{term.value:.4g}", f"{term.low:.4g} to {term.high:.4g}"]
+        if found.ratio:  # whose interval is shown
+            value, low, high = (math.exp(min(x, 700.0)) for x in (term.value, term.low, term.high))
+            cells = [cells[0], f"{value:.3g}", f"{low:.3g} to {high:.3g}"]
+        table.add_row(escape(term.name), *cells, chance, differs)
     console.print_text(f"pooled estimates of {found.rows} rows of {found.clients} clients")
     console.out.print(table)
+    if found.ratio:
+        console.print_text(f"the interval is of the {found.ratio}, exp(estimate)")
     console.print_text(
         "I²: the share of the differences between clients that chance does not explain; "
         "* p < 0.05 for each coefficient, not corrected"

@@ -97,7 +97,7 @@ def _show_absences(absences: "list[Absence]", runs: list[Path]) -> None:
     from rich.table import Table
 
     from commonweal.record.record import Record
-    from commonweal.study.units import points, score_label
+    from commonweal.study.units import counted, points, score_label
 
     score = Record.read(runs[0]).facts.score
     table = Table(box=None)
@@ -114,7 +114,7 @@ def _show_absences(absences: "list[Absence]", runs: list[Path]) -> None:
     console.print_text(f"{score_label(score)} of the others, mean over clients")
     console.out.print(table)
     named = [absence.client for absence in absences if absence.significant]
-    intervals = f"intervals corrected for {len(absences)} clients left out"
+    intervals = f"intervals corrected for {counted(len(absences), 'client')} left out"
     console.print_text(
         f"* significant (95 %, {intervals}): {', '.join(named)}"
         if named

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from commonweal.rules import AFL, AAggFFS, FedFA, Rule
+from commonweal.rules import AFL, AAggFFS, FedDGGA, FedFA, Rule
 from commonweal.rules.slots import extend_mixture
 from rule_helpers import play, reports, uniforms, weigh
 
@@ -96,3 +96,16 @@ def test_the_distribution_is_the_mixture_by_client(rule: Rule) -> None:
     assert grown is not None
     assert grown[3].item() == pytest.approx(1 / 4)
     torch.testing.assert_close(grown[:3], 0.75 * p, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("rule", [AAggFFS(), AFL(absent="last"), FedDGGA(), FedFA()])
+def test_fewer_clients_than_before_change_no_state_of_the_others(rule: Rule) -> None:
+    """As in a run that is resumed while a client is away."""
+    _, state = play(rule, reports([1.0, 3.0, 2.0], after=[0.5, 0.5, 0.5]), rule.init(3))
+    weights, after = play(rule, reports([1.0, 3.0], after=[0.5, 0.5]), state)
+    assert weights.sum().item() == pytest.approx(1)
+    distribution = rule.distribution(after, 2)
+    assert distribution is None or distribution.sum().item() == pytest.approx(1)
+    assert {name: len(v) for name, v in after.items() if v.ndim} == {
+        name: 3 for name, v in after.items() if v.ndim
+    }

@@ -53,8 +53,8 @@ class FedDGGA(Rule):
     def __call__(self, reports: Reports, state: State) -> Decision:
         ids = reports.ids
         a = extend_mixture(state["a"], reports.clients)
-        trained = extend(state["trained"], reports.clients, 0.0)
-        seen = extend(state["seen"], reports.clients, 0.0).bool()
+        trained = extend(state["trained"], len(a), 0.0)
+        seen = extend(state["seen"], len(a), 0.0).bool()
         gap = torch.where(seen[ids], reports.losses.double() - trained[ids], torch.nan)
         weights = self._adjusted(on_cohort(a, ids), gap, state)
         after = required(reports.losses_after, "losses after local training").double()

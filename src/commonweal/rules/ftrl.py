@@ -72,9 +72,9 @@ class FTRL(Rule):
         return {"p": zeros + 1 / clients, "linear": zeros, "t": torch.tensor(0)}
 
     def __call__(self, reports: Reports, state: State) -> Decision:
-        clients = reports.clients
-        if clients > len(state["p"]):
-            state = self._extended(state, clients)
+        if reports.clients > len(state["p"]):
+            state = self._extended(state, reports.clients)
+        clients = len(state["p"])
         r = self.cohort_response(reports.losses, clients)
         g = online.decision_gradient(state["p"], online.doubly_robust(r, reports.ids, clients))
         following = self._decide(g, state)

@@ -26,6 +26,7 @@ import torch
 from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
+from commonweal.base.arguments import expect_int
 from commonweal.base.errors import ConfigError, DataError, DivergedError
 from commonweal.base.tensors import State, is_finite
 from commonweal.data.population import Setting
@@ -79,6 +80,7 @@ class Reports:
     checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        expect_int("Reports clients", self.clients, least=1)
         columns = self.tensors
         _check_shapes(columns)
         last = self.clients - 1

@@ -17,8 +17,8 @@ __all__ = ["extend", "extend_mixture", "over_all"]
 
 
 def extend(values: Tensor, clients: int, fill: Tensor | float) -> Tensor:
-    """Give newcomers the value `fill`, so that there are `clients` values."""
-    if len(values) == clients:
+    """Give newcomers the value `fill`, so that there are at least `clients` values."""
+    if len(values) >= clients:
         return values
     extra = torch.zeros(clients - len(values), dtype=values.dtype)
     return torch.cat([values, extra + fill])
@@ -30,7 +30,7 @@ def extend_mixture(p: Tensor, clients: int) -> Tensor:
     >>> extend_mixture(torch.tensor([0.25, 0.75]), 4)
     tensor([0.1250, 0.3750, 0.2500, 0.2500])
     """
-    if len(p) == clients:
+    if len(p) >= clients:
         return p
     return extend(p, clients, p.mean()) * (len(p) / clients)
 

@@ -52,7 +52,7 @@ def work(folder: Path, count: int, note: Callable[[Reading], None]) -> None:
     x = rng.normal(size=(20 * CLIENTS, 4)).astype(np.float32)
     y = (x[:, 0] + x[:, 1] > 0).astype(np.int64)
     federation = Federation.from_arrays(x, y, np.arange(len(y)) % CLIENTS, outputs=2)
-    task = Task(mlp((4,), 2, hidden=(4,)), federation.loss, federation.score)
+    task = Task(mlp((4,), 2, hidden=(4,)))
     job = job_from_parts(
         task,
         federation,

@@ -63,7 +63,7 @@ def dense(rows: int, clients: int) -> Federation:
 def together(f: Federation, count: int) -> tuple[float, float, float]:
     """Seconds per tree, the share of test rows that is right, and KB that a client sends."""
     shape = tuple(f.train.x.shape[1:])
-    task = Task(trees(shape, f.outputs, count, LEAVES, DEPTH), loss=f.loss)
+    task = Task(trees(shape, f.outputs, count, LEAVES, DEPTH))
     seconds = []
     for done in run(task, f, algorithm="boosting", rounds=count, evaluate_every=count):
         seconds.append(done.seconds["train"])

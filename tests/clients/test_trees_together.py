@@ -43,7 +43,7 @@ def federation(
 
 
 def start(f: Federation, client: Any = "blend", rounds: int = 10, **parts: Any) -> Run:
-    task = Task(trees(tuple(f.train.x.shape[1:]), f.outputs, rounds), loss=f.loss)
+    task = Task(trees(tuple(f.train.x.shape[1:]), f.outputs, rounds))
     options = {"algorithm": "boosting", "client": client, "rounds": rounds, "validation": 0.25}
     return run(task, f, **options | {"evaluate_every": rounds} | parts)
 
@@ -190,7 +190,6 @@ def test_refused() -> None:
         y,
         np.repeat(np.arange(CLIENTS), counts.train.sizes),
         test=0.4,
-        loss="poisson",
     )
     with pytest.raises(ConfigError, match="no local models for the loss 'poisson'"):
-        start(counts)
+        start(counts, loss="poisson")

@@ -281,7 +281,7 @@ def test_tokens_stay_whole_numbers() -> None:
 @cases("y", [[0, 2, 1, 0], np.array([0, 2, 1, 0], np.int32), np.array([0, 2, 1, 0], np.uint8)])
 def test_whole_number_labels_are_classes(y: Any) -> None:
     f = Federation.from_arrays(np.zeros((4, 1)), y, ["a"] * 4)
-    assert (f.outputs, f.loss, f.score) == (3, "cross-entropy", "accuracy")
+    assert (f.outputs, f.labels, f.score) == (3, "classes", "accuracy")
     assert f.train.y.dtype == torch.int64
 
 
@@ -292,7 +292,7 @@ def test_true_and_false_are_two_classes() -> None:
 
 def test_other_labels_are_values_of_a_regression() -> None:
     f = Federation.from_arrays(np.zeros((4, 1)), [0.0, 1.0, -2.5, 3.0], ["a"] * 4)
-    assert (f.outputs, f.loss, f.score) == (1, "squared", "r2-pooled")
+    assert (f.outputs, f.labels, f.score) == (1, "values", "r2-pooled")
     assert f.train.y.dtype == torch.float32
     assert sorted([*f.train.y.tolist(), *f.test.y.tolist()]) == [-2.5, 0.0, 1.0, 3.0]
 
@@ -301,7 +301,7 @@ def test_the_task_can_be_given() -> None:
     f = Federation.from_arrays(
         np.zeros((4, 1)), [0, 1, 0, 1], ["a"] * 4, outputs=1, loss="binary", score="auroc"
     )
-    assert (f.outputs, f.loss, f.score) == (1, "binary", "auroc")
+    assert (f.outputs, f.labels, f.score) == (1, "binary", "auroc")
 
 
 def test_a_server_may_know_names_sizes_and_groups() -> None:
@@ -429,7 +429,7 @@ def test_there_must_be_one_label_per_row(y: Any) -> None:
     # A column of values would be broadcast against the outputs: every row would be trained on
     # the values of all.
     with pytest.raises(DataError, match="label"):
-        Federation.from_arrays(X, y, OWNER).with_loss("squared")
+        Federation.from_arrays(X, y, OWNER).with_labels("values")
     with pytest.raises(ConfigError, match="do not say which loss"):
         commonweal.run(Task(nn.Linear(2, 1)), Federation.from_arrays(X, y, OWNER))
 
@@ -437,13 +437,13 @@ def test_there_must_be_one_label_per_row(y: Any) -> None:
 @cases("y", [[0, 1, 0, 1], [False, True, False, True], [0.0, 1.0, 0.0, 1.0]])
 def test_the_task_decides_how_labels_are_read(y: Any) -> None:
     federation = Federation.from_arrays(X, y, OWNER, test=0)
-    binary = federation.with_loss("binary")
+    binary = federation.with_labels("binary")
     assert (binary.outputs, binary.classes, binary.target) == (1, 2, None)
     assert binary.train.y.tolist() == [0, 1, 0, 1] and not binary.train.y.is_floating_point()
-    assert federation.with_loss("cross-entropy").outputs == 2
-    values = federation.with_loss("squared")
+    assert federation.with_labels("classes").outputs == 2
+    values = federation.with_labels("values")
     assert values.target == (0.5, 0.5) and values.outputs == 1
-    own = federation.with_loss("torch.nn.functional:huber_loss")
+    own = federation.with_labels("own")
     assert own.target is None and own.train.y.dtype == federation.train.y.dtype
 
 
@@ -453,7 +453,7 @@ def test_labels_that_do_not_fit_the_tasks_loss_are_refused() -> None:
         commonweal.run(Task(nn.Linear(2, 1), loss="binary"), values)
     named = Federation.from_arrays(X, ["ill", "well", "ill", "well"], OWNER)
     with pytest.raises(DataError, match="classes"):
-        named.with_loss("squared")
+        named.with_labels("values")
     several = Federation.from_arrays(X, [[0, 1, 1]] * 4, OWNER)
     with pytest.raises(ConfigError, match="do not say which loss"):
         commonweal.run(Task(nn.Linear(2, 3)), several)
@@ -598,3 +598,11 @@ def test_a_split_numbers_rows_of_a_larger_table() -> None:
     assert outer.names == ("a", "b")
     assert [rows.tolist() for rows in outer.train.by_client()] == [[20], [10, 30]]
     assert [rows.tolist() for rows in outer.test.by_client()] == [[40], [50]]
+
+
+@pytest.mark.parametrize("loss", ["huber", "absolute", "poisson"])
+def test_a_federation_does_not_take_a_loss_that_its_labels_do_not_decide(loss: str) -> None:
+    with pytest.raises(
+        DataError, match=rf"several losses of values.*Task\(module, loss='{loss}'\)"
+    ):
+        Federation.from_arrays(X, [0.5, 1.5, 0.5, 1.0], OWNER, loss=loss)

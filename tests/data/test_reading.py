@@ -382,7 +382,7 @@ def test_samples_made_of_others_keep_the_transform() -> None:
         divided,
         replace(federation, train=divided.undivided),
         federation.hold_out(0.4),
-        federation.with_loss("cross-entropy"),
+        federation.with_labels("classes"),
     ):
         assert moved(made)[0] == 0
 

@@ -36,7 +36,7 @@ def test_vowels_have_fifteen_speakers_of_66_rows_and_11_classes() -> None:
     assert (f.train.sizes + f.test.sizes).tolist() == [66] * 15
     assert f.test.sizes.tolist() == [13] * 15  # a fifth of 66 is 13.2
     assert f.train.x.shape == (990 - 195, 10) and f.train.x.dtype == torch.float32
-    assert (f.loss, f.score) == ("cross-entropy", "accuracy")
+    assert (f.labels, f.score) == ("classes", "accuracy")
     assert f.unscored == []
 
 
@@ -149,7 +149,7 @@ def test_small_files_in_the_authors_preparation(tmp_path: Path) -> None:
         and f.test.x.shape == (16, 15)
         and f.train.x.dtype == torch.float32
     )
-    assert (f.outputs, f.loss, f.score) == (1, "binary", "auroc")
+    assert (f.outputs, f.labels, f.score) == (1, "binary", "auroc")
     assert all(f.test.client(k).y.sum() == 2 for k in range(4))
 
 

@@ -334,4 +334,4 @@ def test_some_doctors_of_mqp(tmp_path: Path) -> None:
     everyone = commonweal.dataset(paper("mqp"), width=8, dir=str(tmp_path))
     assert everyone.names == ("doctor 2", "doctor 7", "doctor 10")
     some = commonweal.dataset(paper("mqp"), width=8, dir=str(tmp_path), clients=2)
-    assert some.clients == 2 and (some.loss, some.score) == ("binary", "auroc")
+    assert some.clients == 2 and (some.labels, some.score) == ("binary", "auroc")

@@ -80,7 +80,7 @@ def test_a_model_learns_from_the_features_of_mqp(real: Real) -> None:
     real("mqp")
     federation = commonweal.dataset(paper("mqp"))
     model = commonweal.model("logistic", shape=(2049,), outputs=1)
-    task = commonweal.Task(model, federation.loss, "accuracy")
+    task = commonweal.Task(model, "binary", "accuracy")
     client = {"name": "sgd", "lr": 1.0}
     *_, last = commonweal.run(task, federation, rounds=10, evaluate_every=10, client=client)
     # Its README: 70.3 with tf-idf after training to the end; chance is 50.
@@ -130,7 +130,7 @@ def test_isic_table(real: Real) -> None:
 def test_ptb_and_cornell(real: Real) -> None:
     folder = real("ptb", "cornell_sample")
     federation = commonweal.dataset(paper("ptb-cornell"), sample=True, words=2000)
-    assert federation.names == ("conversation", "document") and federation.loss == "tokens"
+    assert federation.names == ("conversation", "document") and federation.labels == "tokens"
     text = gzip.decompress((folder / "ptb" / "ptb.train.txt.gz").read_bytes()).decode()
     words = len(text.split()) + text.count("\n")
     assert text.count("\n") == 42_068 and words == 929_589

@@ -405,7 +405,7 @@ def test_a_natural_federation_stays_unless_a_partition_is_given() -> None:
     assert divided.test.sizes.tolist() == [22] * 9  # the same share of test rows, 195 of 990
     both = [torch.cat([f.train.x, f.test.x]).sum(1).sort().values for f in (natural, divided)]
     assert torch.equal(both[0], both[1])
-    assert (divided.outputs, divided.loss, divided.score) == (11, "cross-entropy", "accuracy")
+    assert (divided.outputs, divided.labels, divided.score) == (11, "classes", "accuracy")
 
 
 def test_a_natural_federation_without_test_rows_is_partitioned_without() -> None:
@@ -463,7 +463,7 @@ def test_noise_and_a_partition_go_together() -> None:
 
 
 def test_noise_swaps_the_two_classes_of_a_binary_task() -> None:
-    binary = replace(synthetic(clients=4, classes=2), outputs=1, loss="binary")
+    binary = replace(synthetic(clients=4, classes=2), outputs=1, labels="binary")
     noisy = build_federation(binary, noise=Pair(1.0))
     assert torch.equal(noisy.train.y, 1 - binary.train.y)
 
@@ -473,5 +473,5 @@ def test_noise_without_classes_is_an_error() -> None:
     values = Federation.from_arrays(x, [0.5, 1.5, 2.5, 3.5], ["a"] * 4)
     tokens = Federation.from_arrays(x, np.zeros((4, 2), int), ["a"] * 4)
     for federation in (values, tokens):
-        with pytest.raises(DataError, match=rf"loss is '{federation.loss}': leave the noise out"):
+        with pytest.raises(DataError, match=f"labels are {federation.labels}: leave the noise"):
             build_federation(federation, noise=Pair(0.1))

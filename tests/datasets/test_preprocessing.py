@@ -211,7 +211,7 @@ def test_texts_beyond_the_most_frequent_are_one_level(tmp_path: Path) -> None:
 def test_whole_numbers_beyond_twenty_are_values_with_a_word(tmp_path: Path) -> None:
     rows = [row | {"outcome": str(i % 70)} for i, row in enumerate(rows_of())]
     federation = load(write_csv(tmp_path / "t.csv", rows))
-    assert federation.loss == "squared" and not federation.class_names
+    assert federation.labels == "values" and not federation.class_names
     assert any("70 different whole numbers" in note for note in federation.notes)
     classes = load(write_csv(tmp_path / "t.csv", rows), task="classes")
     assert classes.outputs == 70 and classes.class_names[69] == "69"

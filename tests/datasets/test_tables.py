@@ -65,7 +65,7 @@ def test_columns_can_be_dropped_and_left_as_they_are(tmp_path: Path) -> None:
 
 def test_labels_may_be_values(tmp_path: Path) -> None:
     values = load(written(tmp_path / "t.csv", TABLE), label="age", task="values")
-    assert (values.loss, values.score) == ("squared", "r2-pooled")
+    assert (values.labels, values.score) == ("values", "r2-pooled")
 
 
 def test_some_of_the_clients_of_a_table(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_survival_times_and_events_of_a_table(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     path.write_text("\n".join(lines))
     f = commonweal.dataset("table", path=str(path), label="time,event")
-    assert (f.loss, f.score, f.train.x.shape[1], f.outputs) == ("cox", "concordance", 2, 1)
+    assert (f.labels, f.score, f.train.x.shape[1], f.outputs) == ("survival", "concordance", 2, 1)
     assert len(f.train.y) + len(f.test.y) == 120 and f.train.y.shape[1:] == (2,)
     assert set(f.train.y[:, 1].tolist()) == {0.0, 1.0}
     times = sorted(float(line.split(",")[2]) for line in lines[1:-1])

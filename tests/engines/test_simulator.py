@@ -116,7 +116,7 @@ def test_the_modes_agree_for_other_losses(loss: str, score: str) -> None:
     f = federation({"p": 24, "q": 13}, classes=2)
     if loss == "squared":
         train, test = (replace(p, y=p.x[:, 0] * 2 + p.y) for p in (f.train, f.test))
-        f = Federation(train, test, f.names, 1, "squared")
+        f = Federation(train, test, f.names, 1, "values")
     task = Task(module("mlp", 1), loss, score)
     loop = collected(task, f, "loop", Client())
     assert loop["score"].isfinite().all()

@@ -731,7 +731,7 @@ def one_class() -> Federation:
     x = torch.zeros(8, 2)
     train = Rows(x, torch.tensor([0, 1, 0, 1, 0, 1, 0, 1]), torch.tensor([0, 4, 8]))
     test = Rows(x, torch.tensor([0, 1, 0, 1, 0, 0, 0, 0]), torch.tensor([0, 4, 8]))
-    return Federation(train, test, ("both", "healthy"), outputs=1, loss="binary", score="auroc")
+    return Federation(train, test, ("both", "healthy"), outputs=1, labels="binary", score="auroc")
 
 
 def test_a_client_whose_score_is_undefined_trains_but_is_not_scored(tmp_path: Path) -> None:
@@ -852,7 +852,7 @@ def test_values_are_scored_by_r2_and_a_bad_one_has_no_gini(tmp_path: Path) -> No
     f = Federation.from_arrays(x, x @ [1.0, -2.0] + 5, np.repeat(["a", "b", "c"], 20))
     parts: dict[str, Any] = {"rounds": 1, "client": "sgd(lr=1e-4)", "out": tmp_path / "run"}
     torch.manual_seed(0)  # some initial models are better than none
-    (done,) = rounds(Task(nn.Linear(2, 1), f.loss, f.score), f, **parts)
+    (done,) = rounds(Task(nn.Linear(2, 1), score=f.score), f, **parts)
     assert done.metrics["worst"] < 0
     assert math.isnan(done.metrics["gini"])
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text())
@@ -865,7 +865,7 @@ def test_a_client_whose_values_overflow_does_not_end_the_run() -> None:
     y = x @ [1.0, -2.0]
     x[40:] *= 1e30
     f = Federation.from_arrays(x.astype(np.float32), y, np.repeat(["a", "b", "c"], 20))
-    t = Task(nn.Linear(2, 1), f.loss, f.score)
+    t = Task(nn.Linear(2, 1), score=f.score)
     done = rounds(t, f, rounds=3, client={"name": "sgd", "lr": 0.01})
     assert [list(r.dropped) for r in done] == [["c"]] * 3
     assert torch.isfinite(done[-1].state["w"]).all()

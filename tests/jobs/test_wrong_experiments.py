@@ -357,7 +357,7 @@ def own_rows(rng: np.random.Generator) -> tuple[Task, Federation]:
         y = (x[:, 0] > 0.8).astype(np.int64)
         score = str(rng.choice(["accuracy", "auroc", "f1", "balanced-accuracy", "auprc"]))
         f = Federation.from_arrays(x, y, owner, outputs=2, score=score)
-    return Task(mlp((3,), f.outputs, hidden=(4,)), f.loss, f.score), f
+    return Task(mlp((3,), f.outputs, hidden=(4,)), score=f.score), f
 
 
 def any_part(kind: str, rng: np.random.Generator) -> dict[str, object]:

@@ -229,7 +229,7 @@ def last_model(task: Task, f: Federation, mode: str) -> Tensor:
 
 def test_the_simulator_loops_where_vmap_cannot() -> None:
     f = texts()
-    task = Task(build("lstm", (5,), 6, labels=(5,), hidden=4), f.loss, f.score)
+    task = Task(build("lstm", (5,), 6, labels=(5,), hidden=4), "tokens", f.score)
     mode, why = Simulator(f, vectorize="vmap").decision(averaging(task))
     assert mode == "loop"
     assert "aten::lstm" in why
@@ -319,7 +319,7 @@ def test_the_negative_mean_absolute_error_by_hand() -> None:
 
 def test_labels_of_tokens_need_a_model_of_sequences() -> None:
     f = texts()
-    assert (f.loss, f.outputs) == ("tokens", 6)
+    assert (f.labels, f.outputs) == ("tokens", 6)
     module = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(15, 6))
     task = Task(module, "tokens", "token-accuracy")
     with pytest.raises(ConfigError, match="take a model of sequences, such as 'lstm'"):

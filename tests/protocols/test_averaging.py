@@ -307,7 +307,7 @@ def wild_federation() -> Federation:
     scale = torch.ones(3, 1).index_fill(0, torch.tensor([1]), 1e12).repeat_interleave(20, 0)
     train = replace(f.train, inputs=f.train.x * scale, y=f.train.x[:, 0])
     test = replace(f.test, y=f.test.x[:, 0])
-    return Federation(train, test, f.names, 1, "squared", "r2")
+    return Federation(train, test, f.names, 1, "values", "r2")
 
 
 @cases("mode", ["loop", "vmap"])

@@ -60,7 +60,10 @@ def federation(
     }
     y = labels.get(kind, (3 * z + 7).astype(np.float32))
     names = [f"c{k}" for k in range(clients)]
-    return Federation.from_arrays(x, y, owner, names=names, test=0.2, loss=LOSS[kind], **what)
+    loss = "cox" if kind == "survival" else None
+    return Federation.from_arrays(
+        x, y, owner, names=names, test=0.2, loss=loss, notes=[kind], **what
+    )
 
 
 LOSS = {
@@ -74,9 +77,14 @@ LOSS = {
 }
 
 
+def loss_of(f: Federation) -> str:
+    """The loss for the kind of labels, which is one of the notes."""
+    return next((LOSS[note] for note in f.notes if note in LOSS), "cross-entropy")
+
+
 def task(f: Federation, rounds: int, leaves: int = 15, depth: int = 6, **what: Any) -> Task:
     shape = tuple(f.train.x.shape[1:])
-    return Task(trees(shape, f.outputs, rounds, leaves, depth), loss=f.loss, **what)
+    return Task(trees(shape, f.outputs, rounds, leaves, depth), loss=loss_of(f), **what)
 
 
 def boost(f: Federation, rounds: int = 10, leaves: int = 15, depth: int = 6, **parts: Any) -> Run:
@@ -93,10 +101,10 @@ def last(rounds: Run) -> Round:
 def sklearn(f: Federation, x: np.ndarray, rounds: int, **limits: Any) -> Any:
     """scikit-learn's boosting on all training rows."""
     options = {"max_iter": rounds, "early_stopping": False} | limits
-    if f.loss == "cross-entropy":
+    if loss_of(f) == "cross-entropy":
         model = HistGradientBoostingClassifier(**options)
     else:
-        loss = {"squared": "squared_error", "poisson": "poisson"}[f.loss]
+        loss = {"squared": "squared_error", "poisson": "poisson"}[loss_of(f)]
         model = HistGradientBoostingRegressor(loss=loss, **options)
     model.fit(x, f.train.y.numpy())
     return model

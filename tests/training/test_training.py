@@ -120,7 +120,7 @@ def test_local_training_with_another_loss(loss: str, score: str) -> None:
     f = federation(SIZES, classes=2)
     if loss == "squared":
         train, test = (Rows(p.x, p.y + 0.5, p.offsets) for p in (f.train, f.test))
-        f = Federation(train, test, f.names, 1, "squared", "r2")
+        f = Federation(train, test, f.names, 1, "values", "r2")
     task = Task(module("mlp", 1), loss, score)
     close(trained(CLIENTS["all"], task, f, 2), by_torch(CLIENTS["all"], task, f, 2))
 

@@ -30,13 +30,14 @@ from commonweal.data.reading import (
     read_parts,
 )
 from commonweal.data.rows import (
-    CLASSIFICATION,
-    REGRESSION,
+    Labels,
     Rows,
     joined_rows,
+    labels_of,
     of_clients,
     scale_target,
     select_rows,
+    usual_loss,
     with_labels,
 )
 from commonweal.data.samples import Inputs, Transform, joined_inputs, non_finite_samples, subset
@@ -92,16 +93,17 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Training and test rows of K clients, their names, and the learning task.
+    """Training and test rows of K clients, their names, and what their labels are.
 
-    `outputs` is how many numbers a model gives per row; `loss` and `score` are named as in `Task`.
+    `outputs` is how many numbers a model gives per row. A `Task` has the loss; `score` is the one
+    by which experiments score these rows where they name none.
     """
 
     train: Rows
     test: Rows
     names: tuple[str, ...]
     outputs: int
-    loss: str = "cross-entropy"
+    labels: Labels = "classes"
     score: str = "accuracy"
     groups: tuple[str, ...] | None = None  # each client's group, where the data has groups
     notes: tuple[str, ...] = ()  # what a user should know about how the rows were prepared
@@ -116,7 +118,7 @@ class Federation:
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.train.inputs.shape[1:]))
-        what = f"{self.classes} classes" if self.classes else self.loss
+        what = f"{self.classes} classes" if self.classes else self.labels
         return (
             f"<Federation: {self.clients} clients, {len(self.train.y)} training and "
             f"{len(self.test.y)} test rows of {shape or 1} numbers, {what}>"
@@ -154,34 +156,29 @@ class Federation:
         together = replace(train, inputs=inputs, y=labels, numbers=None)
         return together.take(order, train.offsets + validation.offsets)
 
-    def with_loss(self, loss: str) -> "Federation":
-        """The federation with labels as a loss takes them. The task decides which loss it is.
-
-        Args:
-            loss: A loss by name, or the import path of a user's own, which takes labels as given.
+    def with_labels(self, labels: Labels) -> "Federation":
+        """The federation with its labels taken as classes, values and so on.
 
         Raises:
-            DataError: The labels do not fit the loss.
+            DataError: They are something else.
         """
-        expect("loss", loss, str, "the name of a loss")
-        if loss == self.loss:
+        if labels == self.labels:
             return self
-        if loss in REGRESSION and self.class_names:
+        if labels == "values" and self.class_names:
             raise DataError(f"the labels are classes ({self.class_names[0]!r}, ...), not numbers")
         held_out = self.held_out
         if held_out is not None:
-            held_out = held_out._replace(rows=with_labels(held_out.rows, loss))
-        train = with_labels(self.train, loss)
+            held_out = held_out._replace(rows=with_labels(held_out.rows, labels))
+        train = with_labels(self.train, labels)
         outputs = self.outputs
-        if loss != "cross-entropy" or self.loss != "cross-entropy":
-            outputs = _outputs(torch.cat([self.train.y, self.test.y]), loss)
+        outputs = _outputs(torch.cat([self.train.y, self.test.y]), labels)
         return replace(
             self,
             train=train,
-            test=with_labels(self.test, loss),
-            validation=None if self.validation is None else with_labels(self.validation, loss),
+            test=with_labels(self.test, labels),
+            validation=None if self.validation is None else with_labels(self.validation, labels),
             held_out=held_out,
-            loss=loss,
+            labels=labels,
             outputs=outputs,
         )
 
@@ -266,14 +263,14 @@ class Federation:
     @property
     def classes(self) -> int | None:
         """The number of classes; None where a row has no class."""
-        if self.loss not in CLASSIFICATION:
+        if self.labels not in ("classes", "binary"):
             return None
-        return 2 if self.loss == "binary" else self.outputs
+        return 2 if self.labels == "binary" else self.outputs
 
     @cached_property
     def target(self) -> tuple[float, float] | None:
         """The mean and deviation of the training labels of a regression; None: not scaled."""
-        return scale_target(self.train.y, self.loss)
+        return scale_target(self.train.y, "squared") if self.labels == "values" else None
 
     @cached_property
     def scored(self) -> Tensor:
@@ -288,7 +285,7 @@ class Federation:
     @cached_property
     def counts(self) -> Tensor:
         """Rows per client and class, training and test together (K, classes)."""
-        classes = 2 if self.loss == "binary" else self.outputs
+        classes = 2 if self.labels == "binary" else self.outputs
         total = torch.zeros(self.clients * classes, dtype=torch.int64)
         for part in (self.train, self.test):
             owner = torch.repeat_interleave(torch.arange(self.clients), part.sizes)
@@ -332,8 +329,9 @@ class Federation:
             names: The clients' names; `client` then holds positions among them.
             outputs: How many numbers a model gives per row. This and what follows is inferred
                 from the labels where it is not given.
-            loss: The loss, by name.
-            score: The score, by name.
+            loss: The usual loss of such labels, by name: it says what they are, as "binary",
+                "tokens" and "cox" do. A `Task` decides which loss is minimised.
+            score: The score of experiments that name none.
             groups: Each client's group.
             notes: What a user should know about the data.
             class_names: The names of classes 0, 1, ...
@@ -533,18 +531,17 @@ class Federation:
                     f"groups has {len(groups)} names for {len(split.names)} clients: give each "
                     "client's group"
                 )
-        usual_loss, usual_score = "cross-entropy", "accuracy"
-        if labels.ndim > 1:  # several numbers per row suggest nothing
-            usual_loss, usual_score = "", ""
-        elif labels.is_floating_point():
-            usual_loss, usual_score = "squared", "r2-pooled"
-        loss = usual_loss if loss is None else loss
+        kind, usual_score = _suggested(labels)
+        if loss is not None:
+            kind = _checked_labels(loss)
+        train = _rows(features.train, labels, split.train)
+        test = _rows(features.test, labels, split.test)
         return cls(
-            train=with_labels(_rows(features.train, labels, split.train), loss),
-            test=with_labels(_rows(features.test, labels, split.test), loss),
+            train=with_labels(train, kind),
+            test=with_labels(test, kind),
             names=split.names,
-            outputs=_outputs(labels, loss) if outputs is None else outputs,
-            loss=loss,
+            outputs=_outputs(labels, kind) if outputs is None else outputs,
+            labels=kind,
             score=usual_score if score is None else score,
             groups=None if groups is None else tuple(groups),
             notes=(*notes, *features.notes),
@@ -555,11 +552,29 @@ class Federation:
         )
 
 
-def _outputs(labels: Tensor, loss: str) -> int:
+def _suggested(labels: Tensor) -> tuple[Labels, str]:
+    """What labels are by their type, and their usual score."""
+    if labels.ndim > 1:  # several numbers per row suggest nothing
+        return "own", ""
+    return ("values", "r2-pooled") if labels.is_floating_point() else ("classes", "accuracy")
+
+
+def _checked_labels(loss: str) -> Labels:
+    """What labels are by their usual loss. Raises DataError for a loss that is a choice."""
+    kind = labels_of(loss)
+    if kind != "own" and loss != usual_loss(kind):
+        raise DataError(
+            f"loss = {loss!r} is one of several losses of {kind}: leave it out here, and give it "
+            f"to the task or experiment instead, as in Task(module, loss={loss!r})"
+        )
+    return kind
+
+
+def _outputs(labels: Tensor, kind: Labels) -> int:
     """Return the number of outputs per row: the numbers of a label, or one per class."""
-    if loss in ("binary", *REGRESSION, "cox"):
+    if kind in ("binary", "values", "survival"):
         return 1
-    if loss in ("cross-entropy", "tokens"):
+    if kind in ("classes", "tokens"):
         return int(labels.max()) + 1
     is_class = labels.ndim == 1 and not labels.is_floating_point()
     return int(labels.max()) + 1 if is_class else labels[0].numel()
@@ -618,9 +633,9 @@ def _check_offsets(part: Rows, names: Sequence[str]) -> None:
 
 
 def _check_shapes(part: Rows, federation: Federation) -> None:
-    single = federation.loss in (*CLASSIFICATION, *REGRESSION)  # one label per row
+    single = federation.labels in ("classes", "binary", "values")  # one label per row
     axes = 2 if single else 1
-    if federation.loss == "cox" and tuple(part.y.shape[1:]) != (2,):
+    if federation.labels == "survival" and tuple(part.y.shape[1:]) != (2,):
         shape = tuple(part.y.shape)
         raise DataError(f"labels of shape {shape}: cox needs (time, event) per row, event 0 or 1")
     if part.y.shape[:axes] != part.inputs.shape[:1]:
@@ -648,18 +663,19 @@ def _check_features(part: Rows, names: Sequence[str]) -> None:
 
 def _check_labels(part: Rows, federation: Federation) -> None:
     limit = ""
-    if federation.loss not in (*CLASSIFICATION, "tokens", "cox"):
+    if federation.labels in ("values", "own"):
         wrong = ~torch.isfinite(part.y)
-    elif federation.loss == "cox":
+    elif federation.labels == "survival":
         time, event = part.y.unbind(1)
         wrong = ~torch.isfinite(time) | ((event != 0) & (event != 1))
         limit = "; labels are (time, event), with event 0 or 1"
     else:
-        top = 2 if federation.loss == "binary" else federation.outputs
-        least = -1 if federation.loss == "tokens" else 0  # -1 marks a token that does not count
+        top = 2 if federation.labels == "binary" else federation.outputs
+        least = -1 if federation.labels == "tokens" else 0  # -1 marks a token that does not count
         outside = (part.y < least) | (part.y >= top)
         wrong = outside | (part.y != part.y.long())
-        limit = f"; with the loss {federation.loss!r} labels are whole numbers from 0 to {top - 1}"
+        usual = usual_loss(federation.labels)
+        limit = f"; with the loss {usual!r} labels are whole numbers from 0 to {top - 1}"
     if wrong.any():
         first = wrong.nonzero()[0]
         owner = _owner(part, federation.names, first[0])

@@ -6,6 +6,7 @@ Nothing is padded: a million clients with three samples each take the memory of 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,19 @@ from commonweal.data.samples import Inputs, Transform, joined_inputs, subset
 
 CLASSIFICATION = ("cross-entropy", "binary")  # losses of tasks with one class per sample
 REGRESSION = ("squared", "huber", "absolute", "poisson")  # losses of tasks with a value per sample
+
+# What labels are. "binary": two classes, of which a model gives the odds as one number. "tokens": a
+# class per token, -1 where it does not count. "survival": time and event. "own": anything, which
+# a loss of the user's takes as given.
+Labels = Literal["classes", "binary", "values", "survival", "tokens", "own"]
+LOSSES_OF: dict[Labels, tuple[str, ...]] = {  # the usual one first
+    "classes": ("cross-entropy",),
+    "binary": ("binary",),
+    "values": REGRESSION,
+    "survival": ("cox",),
+    "tokens": ("tokens",),
+    "own": ("",),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +120,22 @@ def joined_rows(first: Rows, second: Rows, ids: Tensor) -> Rows:
     return replace(first, inputs=joined_inputs(inputs), y=y, offsets=offsets, numbers=None)
 
 
-def with_labels(rows: Rows, loss: str) -> Rows:
-    """The rows with labels of the type that a loss takes."""
+def labels_of(loss: str) -> Labels:
+    """What labels a loss takes, by its name, or the import path of a user's own."""
+    return next((labels for labels, losses in LOSSES_OF.items() if loss in losses), "own")
+
+
+def usual_loss(labels: Labels) -> str:
+    """The loss where none is named; empty: such labels suggest none."""
+    return LOSSES_OF[labels][0]
+
+
+def with_labels(rows: Rows, labels: Labels) -> Rows:
+    """The rows with labels of the type that they are."""
     y = rows.y
-    if loss in (*REGRESSION, "cox"):
+    if labels in ("values", "survival"):
         y = y.to(torch.float32)
-    elif loss in (*CLASSIFICATION, "tokens") and bool((y == y.round()).all()):
+    elif labels != "own" and bool((y == y.round()).all()):
         y = y.to(torch.int64)
     return replace(rows, y=y)
 

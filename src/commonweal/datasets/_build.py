@@ -10,6 +10,7 @@ from commonweal.base import randomness
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.data.arrays import as_labels
 from commonweal.data.federation import Federation
+from commonweal.data.rows import usual_loss
 from commonweal.data.split import split_rows
 from commonweal.datasets.noise import Noise
 from commonweal.datasets.partition import Partition, Partitioning, assign
@@ -58,7 +59,7 @@ def pool_clients(federation: Federation) -> Pool:
         test=len(federation.test.y) / len(y),
         partition=None,
         outputs=federation.outputs,
-        loss=federation.loss,
+        loss=usual_loss(federation.labels),
         score=federation.score,
         notes=notes,
         class_names=federation.class_names,
@@ -133,8 +134,8 @@ def add_noise(federation: Federation, noise: Noise, seed: int) -> Federation:
     classes = federation.classes
     if classes is None:
         raise DataError(
-            f"label noise needs one class per row, but this dataset's loss is {federation.loss!r}: "
-            "leave the noise out"
+            "label noise needs one class per row, but this dataset's labels are "
+            f"{federation.labels}: leave the noise out"
         )
     train = federation.train
     sizes = train.sizes.numpy()

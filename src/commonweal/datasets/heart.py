@@ -54,7 +54,7 @@ def heart(prep: Prep = "aaggff", seed: int = 0, dir: str | None = None) -> Feder
         test.append((x[test_rows], y[test_rows]))
     # FLamby scores by accuracy: Switzerland's 46 complete rows have a single healthy patient.
     score = "accuracy" if flamby else "auroc"
-    return Federation(_join(train), _join(test), HOSPITALS, outputs=1, loss="binary", score=score)
+    return Federation(_join(train), _join(test), HOSPITALS, outputs=1, labels="binary", score=score)
 
 
 ENTRIES = {"heart": heart}

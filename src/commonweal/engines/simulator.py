@@ -361,7 +361,7 @@ class Simulator(LocalEngine):
         )
 
     def digest(self) -> str:
-        words = [self.federation.loss, *self.federation.names]
+        words = [self.federation.labels, *self.federation.names]
         if self.federation.train.transform is not None:
             words.append(function_identity(self.federation.train.transform))
         digest = hashlib.blake2b("\0".join(words).encode(), digest_size=8)
@@ -416,7 +416,8 @@ def check_fit(task: Task, federation: Federation) -> None:
             f"{federation.outputs} outputs are expected ({reason})"
         ) from None
     given = outputs.shape[-1]
-    if task.loss == federation.loss == "cross-entropy" and given != federation.outputs:
+    is_usual = task.loss == "cross-entropy" and federation.labels == "classes"
+    if is_usual and given != federation.outputs:
         raise ConfigError(
             f"the model {type(task.module).__name__} gives {given} numbers per row, but the data "
             f"needs {federation.outputs}: change its last layer, or give the federation "

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.config.experiment import Experiment, read
 from commonweal.data.federation import Federation
+from commonweal.data.rows import usual_loss
 from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.flower.app_folder import check_experiment
 from commonweal.flower.content import settings_of
@@ -60,7 +61,7 @@ def _task(experiment: Experiment, schema: Schema) -> Task:
         shape=schema.shape,
         labels=schema.labels,
         outputs=schema.outputs,
-        loss=schema.loss,
+        loss=usual_loss(schema.kind),
         score=schema.score,
         target=(schema.target[0], schema.target[1]) if schema.target else None,
     )

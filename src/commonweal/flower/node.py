@@ -21,7 +21,7 @@ from commonweal.base.tensors import Tensors
 from commonweal.clients.local_model import with_own_validation
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
-from commonweal.data.rows import Rows
+from commonweal.data.rows import Labels, Rows
 from commonweal.data.tables.preprocessing import Preprocessing
 from commonweal.flower.content import Settings
 from commonweal.flower.own_table import TableSchema, check_table, merged
@@ -79,7 +79,7 @@ class Schema:
     shape: tuple[int, ...] = ()  # of a sample
     labels: tuple[int, ...] = ()  # of a sample's label, () for one class or value
     outputs: int = 0
-    loss: str = ""
+    kind: Labels = "classes"  # of labels
     score: str = ""
     group: str = ""
     position: int = -1  # among all clients, where the data has an order
@@ -117,7 +117,7 @@ def schema_of(federation: Federation, number: int) -> Schema:
         shape=tuple(federation.train.inputs.shape[1:]),
         labels=tuple(federation.train.y.shape[1:]),
         outputs=federation.outputs,
-        loss=federation.loss,
+        kind=federation.labels,
         score=federation.score,
         group="" if federation.groups is None else federation.groups[number],
         position=number if federation.clients > 1 else -1,
@@ -148,9 +148,9 @@ def fitted_schema(client: Schema, common: Preprocessing | None) -> Schema:
     outputs = len(common.class_names)
     client = replace(client, shape=(len(common.features),))
     if outputs:
-        return replace(client, outputs=outputs, loss="cross-entropy", score="accuracy")
+        return replace(client, outputs=outputs, kind="classes", score="accuracy")
     target = (common.target["mean"], common.target["deviation"]) if common.target else ()
-    return replace(client, outputs=1, loss="squared", score="r2-pooled", target=target)
+    return replace(client, outputs=1, kind="values", score="r2-pooled", target=target)
 
 
 def joined_schema(clients: Sequence[Schema]) -> tuple[Population, Schema]:
@@ -158,7 +158,7 @@ def joined_schema(clients: Sequence[Schema]) -> tuple[Population, Schema]:
     first = clients[0]
     outputs = max(client.outputs for client in clients)
     for client in clients:
-        for key in ("shape", "labels", "loss"):
+        for key in ("shape", "labels", "kind"):
             if vars(client)[key] != vars(first)[key]:
                 raise DataError(
                     f"clients have different data: {key} is {vars(first)[key]} at {first.name!r}, "

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
@@ -25,7 +26,7 @@ from commonweal.config.experiment import PARTS, PATHS, Experiment, RunSettings, 
 from commonweal.data.federation import Federation
 from commonweal.data.identity import Source, identified
 from commonweal.data.population import Population
-from commonweal.data.rows import REGRESSION, scale_target
+from commonweal.data.rows import REGRESSION, labels_of, scale_target, usual_loss
 from commonweal.data.sources.files import data_root
 from commonweal.data.sources.opened import content_digest, distinct, opened_files
 from commonweal.data.tables.preprocessing import Preprocessing
@@ -256,13 +257,14 @@ def _check_memory(part: dict[str, object], facts: dict[str, object]) -> None:
 def job_from_experiment(experiment: Experiment, federation: Federation | None = None) -> Job:
     """Build what an experiment names, on its data, or on others, as for tuning."""
     federation = experiment_federation(experiment) if federation is None else identified(federation)
-    federation = federation.with_loss(_loss(experiment, federation.loss))
+    loss = _loss(experiment, _usual_loss(federation, experiment.loss))
+    federation = federation.with_labels(labels_of(loss))
     task = build_task(
         experiment,
         shape=tuple(federation.train.inputs.shape[1:]),
         labels=tuple(federation.train.y.shape[1:]),
         outputs=federation.outputs,
-        loss=federation.loss,
+        loss=loss,
         score=federation.score,
     )
     task = fitted(task, federation, experiment)
@@ -313,6 +315,29 @@ def _divided(federation: Federation, settings: RunSettings) -> Federation:
     return federation.augmented(*rows)
 
 
+def _usual_loss(federation: Federation, given: str | None) -> str:
+    """The loss that labels suggest. Raises ConfigError if they suggest none and none is given."""
+    loss = usual_loss(federation.labels)
+    if not loss and given is None:
+        raise ConfigError(
+            "labels with several numbers per sample, or of shape (N, 1), do not say which loss "
+            "fits: give one, Task(module, loss=...), or loss = 'file.py:function' in an experiment"
+        )
+    return loss
+
+
+def _with_loss(task: Task, federation: Federation) -> Task:
+    """The task with the loss that the labels suggest, unless it was given one itself.
+
+    Cross-entropy of labels (N, ...), of pixels or tokens or soft ones, is torch's.
+    """
+    if not task.names_loss:
+        return task.replace(loss=_usual_loss(federation, None))
+    if task.loss == "cross-entropy" and federation.train.y.ndim > 1:
+        return task.replace(loss=partial(nn.functional.cross_entropy))
+    return task
+
+
 def _loss(settings: RunSettings, loss: str) -> str:
     """The loss of a run: the one that it names for its regression, or else the given one."""
     if settings.loss is None:
@@ -354,8 +379,8 @@ def _class_weight(settings: RunSettings, federation: Federation) -> tuple[float,
     classes = federation.classes
     if classes is None:
         raise ConfigError(
-            f"class_weight needs classes, but this data has the loss {federation.loss!r}: leave it "
-            "out"
+            f"class_weight needs classes, but the labels of this data are {federation.labels}: "
+            "leave it out"
         )
     if given == "balanced":
         counts = torch.bincount(federation.train.y, minlength=classes).double()
@@ -456,12 +481,11 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
     parts = {key: given.pop(key) for key in GIVEN if key in given}
     settings = RunSettings(**given)
     federation = identified(federation)
-    task = task.suited_to(federation.loss, federation.train.y)
+    task = _with_loss(task, federation)
     if settings.precision != "float32":
         task = task.replace(precision=settings.precision)
-    federation = federation.with_loss(task.loss)
     loss = _loss(settings, task.loss)
-    federation = _divided(federation.with_loss(loss), settings)
+    federation = _divided(federation.with_labels(labels_of(loss)), settings)
     if settings.scores:
         score, *also = settings.scores
         changed = {} if score == task.score else {"score": score}  # it may be the user's function

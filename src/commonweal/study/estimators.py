@@ -29,7 +29,7 @@ from commonweal.base.errors import DataError
 from commonweal.config import catalog
 from commonweal.data.arrays import as_array
 from commonweal.data.federation import Federation
-from commonweal.data.rows import Rows
+from commonweal.data.rows import Rows, labels_of
 from commonweal.data.split import number_clients, split_rows
 from commonweal.data.tables import plain_table
 from commonweal.data.tables.columns import profile_strings
@@ -179,7 +179,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         rows = Rows(features[order], y[torch.from_numpy(order)], offsets)
         score = "accuracy" if loss == "cross-entropy" else "mae"
         # A run evaluates its models: here on the training samples, as there are no others.
-        federation = Federation(rows, rows, tuple(names), outputs, loss, score)
+        federation = Federation(rows, rows, tuple(names), outputs, labels_of(loss), score)
         seed = 0
         if self.random_state is not None:
             expect_int("random_state", self.random_state, most=2**63)

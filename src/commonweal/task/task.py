@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -107,7 +107,7 @@ class Task:
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name != "self"}
         check_arguments(**self._given)
-        self.implied = loss == ""  # the labels may suggest another loss than this one
+        self.names_loss = loss != ""  # without a name, a run's labels may suggest another one
         function: OwnLoss | None = None
         if not isinstance(loss, str):
             counted = counted or counted_by(loss)
@@ -162,26 +162,10 @@ class Task:
         if self.own_loss is None and self.loss not in LOSSES:
             raise ConfigError(f"no loss is called {self.loss!r}: {did_you_mean(self.loss, LOSSES)}")
         for name in self.scores:
-            if self.implied:  # the loss is not known yet
-                scores.find_score(name)
-            else:
+            if self.names_loss:
                 scores.check_score(name, self.loss)
-
-    def suited_to(self, loss: str, y: Tensor) -> "Task":
-        """The task with the loss that the data suggest, unless it was given one itself.
-
-        Cross-entropy of labels (N, ...), of pixels or tokens or soft ones, is torch's.
-        """
-        if not self.implied:
-            several = self.loss == "cross-entropy" and y.ndim > 1
-            return self.replace(loss=partial(nn.functional.cross_entropy)) if several else self
-        if not loss:
-            name = type(self.module).__name__
-            raise ConfigError(
-                "labels with several numbers per sample, or of shape (N, 1), do not say which loss "
-                f"fits: give one, Task({name}(...), loss=...)"
-            )
-        return self.replace(loss=loss)
+            else:  # the loss is not known yet
+                scores.find_score(name)
 
     @property
     def functions(self) -> dict[str, object]:

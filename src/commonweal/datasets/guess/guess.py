@@ -19,7 +19,6 @@ from commonweal.base.text import shown
 from commonweal.config import catalog
 from commonweal.config.experiment import LIFTED, change, part_table, to_toml
 from commonweal.data.federation import Federation
-from commonweal.data.rows import REGRESSION
 from commonweal.data.tables.columns import CLIENT, Roles, Survey, Table, columns_in, names_in
 from commonweal.data.tables.files import guess_encoding, separator_in
 from commonweal.data.tables.fit import Options
@@ -450,7 +449,7 @@ def _on_federation(federation: Federation, is_pool: bool) -> list[str]:
             "a rare class may never be predicted: try class_weight=balanced or, with two classes, "
             "threshold=f1 validation=0.2"
         )
-    if federation.loss in REGRESSION and _is_skewed(federation.train.y.numpy()):
+    if federation.labels == "values" and _is_skewed(federation.train.y.numpy()):
         notes.append(
             "the label is skewed and positive: target=log trains on its logarithm, loss=poisson is "
             "for counts, loss=huber limits the influence of outliers"
@@ -605,7 +604,7 @@ def _toml(
     values["dataset"] = dataset
     values["model"] = {"name": "logistic"} if is_small else {"name": "mlp", "hidden": [32]}
     # A single far label of a regression would throw the model away.
-    clip = {"clip": 1.0} if federation.loss in REGRESSION else {}
+    clip = {"clip": 1.0} if federation.labels == "values" else {}
     values["client"] = {"name": "sgd", "lr": 0.1, "batch": 32} | clip
     values = change(values, changes)
     comments = [f"#   {name}: {text}" for name, text in lines]

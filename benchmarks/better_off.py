@@ -36,8 +36,9 @@ from commonweal.record.record import Record
 from commonweal.study import judge
 from commonweal.study.choosing import How, choose, run_evidence
 from commonweal.study.compare import run_cells
+from commonweal.study.fitting import TOGETHER
 from commonweal.study.plan import Cell
-from commonweal.study.refitting import refit_cell
+from commonweal.study.refitting import ALL, refit_cell
 from commonweal.study.samples import differences, scores
 from commonweal.study.verdict import worth_having
 
@@ -48,7 +49,6 @@ Line = dict[str, float]  # the numbers of one method on one federation
 
 FIXED_ON = ("vowels", "Heart", "Berka")  # federations on which blend's constants were chosen
 PAPERS = Path(__file__).parent / "published" / "datasets"
-WITH_TREES = ("alone", "blend")  # client methods that fit forests: docs/trees.md measures them
 MLP = {"name": "mlp", "hidden": [32]}
 DIGITS = {"name": "dirichlet", "clients": 20}
 AGAIN = 1000  # is added to the seed of the training of "local again"
@@ -62,13 +62,18 @@ CANDIDATES: dict[str, Settings] = {  # `fit` and `choose` give one of them to ev
     "fine-tune": {"client": "fine-tune"},
     "blend": {"client": {"name": "blend", "rejoin": False}},
 }
+TREES: dict[str, Settings] = {  # for tables, in addition
+    "boosting": {"algorithm": "boosting", "rule": "aaggff-s"},
+    TOGETHER: {"algorithm": "boosting", "client": {"name": "blend", "rejoin": False}},
+}
+TABLES = ("students", "Heart", "Berka", "stroke", "Adult")  # parts of their names
 OTHERS: dict[str, Settings] = {
     "AdaFed": {"rule": "adafed"},
     "Ditto": {"client": "ditto"},
     "APFL": {"client": "apfl"},
     "SuPerFed-MM": {"client": "superfed-mm"},
 }
-MAIN = ("local again", *(name for name in CANDIDATES if name != LOCAL), *GIVEN)
+MAIN = ("local again", *(name for name in CANDIDATES if name != LOCAL), *TREES, *GIVEN)
 MORE = ("scikit-learn", *OTHERS)
 
 
@@ -197,9 +202,10 @@ def experiment(settings: Settings, seed: int, rounds: int, split: int) -> Experi
     given = settings.get("client", "sgd")
     method = given if isinstance(given, dict) else {"name": given}
     client = {"batch": 10, "lr": 0.1, "clip": 1.0} | method
-    if method["name"] in WITH_TREES:
-        client["trees"] = False
-    values = settings | {"client": client, "model": MLP, "rounds": rounds, "seed": seed}
+    parts: Settings = {"client": client, "model": MLP}
+    if settings.get("algorithm") == "boosting":  # it has trees, and no network
+        parts = {"client": method, "model": "trees"}
+    values = settings | parts | {"rounds": rounds, "seed": seed}
     data = values["dataset"]
     named = {"name": data} if isinstance(data, str) else dict(data)  # type: ignore[call-overload]
     return Experiment(**values | {"dataset": named | {"seed": split}, "evaluate_every": rounds})
@@ -208,7 +214,8 @@ def experiment(settings: Settings, seed: int, rounds: int, split: int) -> Experi
 def candidates(settings: Settings, seeds: int, rounds: int, folder: Path) -> list[Cell]:
     """The runs of what `fit` compares, with validation samples to choose on."""
     plan = []
-    for name, method in CANDIDATES.items():
+    is_table = any(part in folder.parent.name for part in TABLES)
+    for name, method in (CANDIDATES | (TREES if is_table else {})).items():
         for seed in range(seeds):
             own = experiment(settings | method | {"validation": 0.2}, seed, rounds, seed)
             plan.append(Cell(name, own, folder / name / f"seed-{seed}"))
@@ -254,8 +261,11 @@ def main_runs(settings: Settings, seeds: int, rounds: int, folder: Path) -> dict
     records |= run_all(again(settings, seeds, rounds, folder / "others"))
     evidence = {cell.folder: run_evidence(False, cell.folder) for cell in first}
     runs = {}
-    for name in CANDIDATES:
-        runs[name] = [Record.read(cell.folder) for cell in second if cell.label.startswith(name)]
+    for name in CANDIDATES | TREES:
+        labels = name, name + ALL
+        own = [Record.read(cell.folder) for cell in second if cell.label in labels]
+        if own:
+            runs[name] = own
     runs["local again"] = records["local again"]
     for name, how in GIVEN.items():
         given = choose(folder / "candidates", how=how, evidence=evidence).given

@@ -78,7 +78,8 @@ def same_local_models(blended: dict[str, Tensor], local: dict[str, Tensor]) -> N
         close(blended["local"], local["private"])
 
 
-def test_local_models_are_those_of_alone_on_all_samples() -> None:
+def test_local_models_are_those_of_alone_on_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commonweal.clients.local_model.FEW", 0)
     f, t = federation(), task()
     blended = states(last(t, f, validation=0.2, rounds=45))
     local = states(last(t, f, "alone", validation=0.0, rounds=45))
@@ -101,6 +102,7 @@ def test_weights_are_the_bounded_posterior_mean_of_losses_on_validation_samples(
 ) -> None:
     """Against numpy. Steps on all samples at once do not depend on random batches."""
     monkeypatch.setattr("commonweal.task.linear.TOLERANCE", 1e-7)
+    monkeypatch.setattr("commonweal.clients.local_model.FEW", 0)  # the oracle has one split
     f, t = federation(seed=4), task()  # all clients train on all classes
     whole = {"batch": 0, "prior": 7.0, "learn_at": 0.5, "tune_epochs": 5, "trees": False}
     done = last(t, f, client=whole)

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from torch import Tensor, nn
 
 from cases import cases
+from commonweal.clients.local_model import FEW, _folds
 from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
 from commonweal.jobs.rounds import Round, Run, run
@@ -239,3 +241,49 @@ def test_clients_with_one_row_one_class_or_a_constant_column(name: str, loss: st
         assert uses.weights.isfinite().all() and (uses.weights >= 0).all()
         module = mixed_module(done.job.task, done.job.task.module, uses)
         assert module(f.train.x).isfinite().all()
+
+
+def some(count: int, begin: int = 0) -> Rows:
+    """Rows of one client, numbered."""
+    numbers = torch.arange(begin, begin + count)
+    offsets = torch.tensor([0, count])
+    return Rows(numbers[:, None].float(), numbers % 3, offsets, numbers=numbers)
+
+
+@cases(("first", "held"), [(10, 2), (1, 1), (1, 0), (3, 0), (79, 20), (80, 20), (400, 100)])
+def test_every_one_of_few_samples_is_tested_once(first: int, held: int) -> None:
+    """By models that were fitted to all the others. Of many samples only the held ones are."""
+    folds = _folds(some(first), some(held, begin=first))
+    every = set(range(first + held))
+    tested: list[int] = []
+    for fold in folds:
+        own = {int(number) for number in fold.tested.x.flatten()}
+        assert {int(number) for number in fold.rows.x.flatten()} | own <= every
+        assert not {int(number) for number in fold.rows.x.flatten()} & own
+        if first + held < FEW and first > 1:
+            assert {int(number) for number in fold.rows.x.flatten()} == every - own
+        tested += own
+    assert tested[:held] == list(range(first, first + held))  # the held ones come first
+    assert len(tested) == len(set(tested))
+    is_few = first > 1 and first + held < FEW
+    assert set(tested) == (every if is_few else set(range(first, first + held)))
+
+
+def test_with_few_samples_of_many_classes_local_training_is_as_good_as_a_forest() -> None:
+    """It was far worse: two held samples stopped the network after a few rounds."""
+    digits = load_digits()
+    x = (digits.data.astype(np.float32) - 8) / 6
+    order = np.random.default_rng(0).permutation(len(x))[:960]
+    owner = np.repeat(np.arange(40), 24)
+    f = Federation.from_arrays(x[order], digits.target[order], owner, test=0.5)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        t = Task(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
+    done = last(run(t, f, client={"name": "alone", "lr": 0.1, "batch": 10}, rounds=30))
+    assert {float(state["stop"]) for state in states(done).values()} == {0.0}
+    right = []
+    for client in range(f.clients):
+        train, test = f.train.client(client), f.test.client(client)
+        forest = RandomForestClassifier(50, random_state=0).fit(train.x, train.y)
+        right.append(forest.score(test.x, test.y))
+    assert done.personal["mean"] > np.mean(right) + 0.03

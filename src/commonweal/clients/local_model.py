@@ -5,10 +5,15 @@ them say whether training should stop early. If so, the best network goes on for
 rounds with all samples; otherwise the last one goes on with all samples. A linear model is fitted,
 too, with a weight decay that is chosen on the same samples, and for tables a random forest. So are
 their weights next to the network.
+
+A fifth of few samples says too little. With fewer than 100 the network trains in all rounds, and
+the linear model and the forest are cross-validated: every sample is tested once.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -20,9 +25,9 @@ from commonweal.base.randomness import purpose, stream
 from commonweal.base.shares import product
 from commonweal.base.tensors import Tensors
 from commonweal.data.federation import Federation
-from commonweal.data.rows import Rows
+from commonweal.data.rows import Rows, joined_rows
 from commonweal.task.linear import LOSSES, STRENGTHS, fit_linear, has_linear, linear_outputs
-from commonweal.task.members import KINDS, fit_trees, has_trees, member_outputs
+from commonweal.task.members import FOREST, KINDS, fit_trees, has_trees, member_outputs
 from commonweal.task.task import Task
 from commonweal.task.uses import Uses, mix_outputs, one_model
 from commonweal.training.ask import Ask, Samples
@@ -36,6 +41,9 @@ LARGEST = torch.finfo(torch.float32).max
 SMALLEST = 1e-12  # mean loss of a model that is right on all samples
 SCOUTED = 0.6  # the share of the rounds with validation samples
 FURTHER = 0.25  # rounds on all samples after an early stop, as a share of those before it
+FEW = 100  # samples of a client below which a fifth of them says too little
+FOLDS = 5  # in which few samples are tested
+FOREST_OF_FOLD = 20  # trees
 FORESTS = purpose("forests")  # of the random streams that draw their rows
 VALIDATION_SHARE = 0.2  # the share of the training samples on which local models are compared
 
@@ -242,37 +250,87 @@ class LocalTraining(Client):
                 "these samples have too many features for local models other than networks: leave "
                 "client out, or take the algorithm 'averaging'"
             )
-        best = states["best_round"]
-        goes_on = best == states[self.network.counter]
-        if self.scouted(ask.rounds) == ask.rounds:
-            goes_on = torch.zeros_like(goes_on)  # no round is left for the validation samples
+        counter, best = states[self.network.counter], states["best_round"]
+        goes_on = (best == counter) | (whole.sizes[ask.ids] < FEW)[:, None]
+        best = torch.where(goes_on, counter, best)
+        states = states | {"best": torch.where(goes_on, states[self.local], states["best"])}
         vectors: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
         weights, outputs = [], []
         for k, own in enumerate(ask.of_each(held)):
             client = int(ask.ids[k])
-            mixed, shares = torch.empty(0), torch.empty(0)
-            if ask.task.is_network:
-                mixed, shares = ask.outputs(states["best"][k], own), torch.ones(1)
             # In every round and method the same forest, if the samples are the same.
             draws = stream(ask.streams.seed, 0, ask.streams.keys[k], FORESTS)
+            folds = _folds(first.client(client), own)
+            tested = _joined([fold.tested for fold in folds])
+            mixture = Mixture(torch.empty(0), torch.empty(0))
             for kind in kinds:
-                parts = first.client(client), own, whole.client(client)
-                vector, predicted = _fitted(ask.task, kind, *parts, draws)
+                vector, predicted = _fitted(ask.task, kind, folds, whole.client(client), draws)
                 vectors[kind].append(vector)
-                if len(shares) == 0:
-                    mixed, shares = predicted, torch.ones(1)
-                    continue
-                both = torch.stack([mixed, predicted])
-                weight = posterior_mean(mixture_losses(ask.task, both, PAIRS, own))
-                shares = torch.cat([(1 - weight) * shares, weight])
-                mixed = mix_outputs(ask.task.loss, both, torch.cat([1 - weight, weight]))
-            weights.append(shares[int(ask.task.is_network) :])
-            outputs.append(mixed)
+                mixture = mixture.joined(ask.task, predicted, tested)
+            mixture = mixture._replace(outputs=mixture.outputs[: len(own.y)])
+            if ask.task.is_network:
+                mixture = mixture.joined(ask.task, ask.outputs(states["best"][k], own), own)
+            weights.append(mixture.shares[: len(kinds)])
+            outputs.append(mixture.outputs)
+        # Where no round is left for the validation samples, the best network goes on with them.
+        goes_on = goes_on & (self.scouted(ask.rounds) < ask.rounds)
         states = states | {"stop": torch.where(goes_on, 0.0, (FURTHER * best).ceil())}
         if kinds:
             states |= {kind: torch.stack(vectors[kind]) for kind in kinds}
             states["other_weights"] = torch.stack(weights)
         return states, outputs
+
+
+class Mixture(NamedTuple):
+    """What several models of a client predict together for some samples.
+
+    Attributes:
+        outputs: What they give (N, ...).
+        shares: Their weights; none at first.
+    """
+
+    outputs: Tensor
+    shares: Tensor
+
+    def joined(self, task: Task, outputs: Tensor, rows: Rows) -> "Mixture":
+        """The mixture with one more model, by the weight that the samples decide."""
+        if len(self.shares) == 0:
+            return Mixture(outputs, torch.ones(1))
+        both = torch.stack([self.outputs, outputs])
+        weight = posterior_mean(mixture_losses(task, both, PAIRS, rows))
+        shares = torch.cat([(1 - weight) * self.shares, weight])
+        return Mixture(mix_outputs(task.loss, both, torch.cat([1 - weight, weight])), shares)
+
+
+class Fold(NamedTuple):
+    """Samples to fit a model to, and others to test it on."""
+
+    rows: Rows
+    tested: Rows
+
+
+def _folds(first: Rows, held: Rows) -> list[Fold]:
+    """The held samples, tested by models of the first ones; of few samples, all of them in turn."""
+    folds = [Fold(first, held)]
+    count = len(first.y)
+    if count < 2 or count + len(held.y) >= FEW:
+        return folds
+    part = torch.arange(count) % (FOLDS - 1)
+    for number in range(min(FOLDS - 1, count)):
+        others, tested = (_some(first, mask) for mask in (part != number, part == number))
+        folds.append(Fold(_joined([others, held]), tested))
+    return folds
+
+
+def _some(rows: Rows, mask: Tensor) -> Rows:
+    """Some of the samples of one client."""
+    return rows.take(mask.nonzero().flatten(), torch.tensor([0, int(mask.sum())]))
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """The samples of one client from several parts."""
+    only = torch.tensor([0])
+    return reduce(lambda first, second: joined_rows(first, second, only), parts)
 
 
 def with_others(network: Tensor, state: Tensors) -> Uses:
@@ -291,40 +349,50 @@ def other_models(state: Tensors) -> Tensors:
 
 
 def _fitted(
-    task: Task, kind: str, first: Rows, held: Rows, whole: Rows, draws: np.random.Generator
+    task: Task, kind: str, folds: Sequence[Fold], whole: Rows, draws: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     """A model of a kind, fitted to all samples of a client.
 
     Returns:
-        The model, and what it gives for validation samples, fitted without them.
+        The model, and what models that were fitted without them give for the tested samples.
     """
     if kind == "linear":
-        model, strength, predicted = _linear(task, first, held)
-        return fit_linear(task, whole, strength, model), predicted
-    model = fit_trees(task, first, kind, draws)
-    predicted = member_outputs(kind, model, task.ready_tensor(held.x.cpu()))
+        strength, predicted = _linear(task, folds)
+        return fit_linear(task, whole, strength), predicted
+    count = FOREST if len(folds) == 1 else FOREST_OF_FOLD
+    predicted = torch.cat(
+        [
+            member_outputs(kind, fit_trees(task, rows, kind, draws, count), _ready(task, tested))
+            for rows, tested in folds
+        ]
+    )
     return fit_trees(task, whole, kind, draws), predicted
 
 
-def _linear(task: Task, rows: Rows, held: Rows) -> tuple[Tensor, float, Tensor]:
-    """The linear model (p,) of the strength after which the loss on the validation samples grows.
-
-    Returns:
-        The model, its strength, and its outputs (N, ...) for the validation samples.
-    """
-    x = task.ready_tensor(held.x.cpu())
-    best: tuple[Tensor, float, Tensor] | None = None
+def _linear(task: Task, folds: Sequence[Fold]) -> tuple[float, Tensor]:
+    """The strength after which the loss on the tested samples grows, and the outputs for them."""
+    labels = _joined([fold.tested for fold in folds])
+    models: list[Tensor | None] = [None] * len(folds)
+    best: tuple[float, Tensor] | None = None
     least = torch.inf
     for strength in STRENGTHS:
-        model = fit_linear(task, rows, strength, None if best is None else best[0])
-        outputs = linear_outputs(model, x)
-        loss = float(_loss_sums(task, outputs[None], torch.ones(1, 1), held))
+        fitted = [
+            fit_linear(task, fold.rows, strength, near)
+            for fold, near in zip(folds, models, strict=True)
+        ]
+        pairs = zip(fitted, folds, strict=True)
+        parts = [linear_outputs(model, _ready(task, fold.tested)) for model, fold in pairs]
+        outputs = torch.cat(parts)
+        loss = float(_loss_sums(task, outputs[None], torch.ones(1, 1), labels))
         if best is not None and not loss < least:
             break
-        best = model, strength, outputs
-        least = loss
+        best, least, models = (strength, outputs), loss, [*fitted]
     assert best is not None
     return best
+
+
+def _ready(task: Task, rows: Rows) -> Tensor:
+    return task.ready_tensor(rows.x.cpu())
 
 
 # Mixtures

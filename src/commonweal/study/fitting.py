@@ -1,4 +1,4 @@
-"""The runs of `commonweal fit`: six methods over several seeds, within the given time.
+"""The runs of `commonweal fit`: seven methods over several seeds, within the given time.
 
 The experiment of a table is written to the folder, with all settings of the call. A later call
 continues it. Where its settings are others, it replaces what is not finished.
@@ -42,6 +42,7 @@ SEEDS = 5
 VALIDATION = 0.2
 REPORT = "report.html"
 FEWEST = 2  # seeds, whatever the time: one shows nothing
+TOGETHER = "blend with boosting"  # of local models and trees grown together: classes and values
 METHODS = {  # each as changes of an experiment of FedAvg
     ALONE: ["client=alone"],
     "fedavg": ["rule=fedavg"],
@@ -49,8 +50,9 @@ METHODS = {  # each as changes of an experiment of FedAvg
     "fine-tune": ["client=fine-tune"],
     "blend": ["client=blend", "client.rejoin=false"],
     "boosting": ["algorithm=boosting", "rule=aaggff-s"],
+    TOGETHER: ["algorithm=boosting", "rule=fedavg", "client=blend", "client.rejoin=false"],
 }
-COSTS = {ALONE: 1.5, "blend": 2.5, "boosting": 4.0}  # relative to FedAvg
+COSTS = {ALONE: 1.5, "blend": 2.5, "boosting": 4.0, TOGETHER: 5.0}  # relative to FedAvg
 LOOKING = 1.0  # what the validation samples of a run cost, in rounds of FedAvg
 SHOWN = 3  # changed settings that a message names
 
@@ -331,12 +333,20 @@ def fit_plan(base: Mapping[str, object], seeds: int, folder: Path) -> list[list[
     for seed in range(seeds):
         own = []
         for label, changes in METHODS.items():
+            if label == TOGETHER and not _has_local_models(base):
+                continue
             experiment = Experiment(**change(base, changes) | {"seed": seed})
             own.append(Cell(label, experiment, run_folder(folder, label, seed)))
         if not needs_validation(own[0].experiment):
             own += [refit_cell(*vars(cell).values()) for cell in own]
         plan.append(own)
     return plan
+
+
+def _has_local_models(base: Mapping[str, object]) -> bool:
+    """Return whether there are linear models and forests, which survival and counts lack."""
+    label = _text(part_table(base.get("dataset")).get("label")) or ""
+    return "," not in label and base.get("loss") in (None, "squared")
 
 
 def run_plan(

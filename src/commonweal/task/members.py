@@ -42,7 +42,9 @@ def has_trees(task: Task, rows: Rows) -> bool:
     return x.is_floating_point()
 
 
-def fit_trees(task: Task, rows: Rows, kind: str, draws: np.random.Generator) -> Tensor:
+def fit_trees(
+    task: Task, rows: Rows, kind: str, draws: np.random.Generator, count: int = FOREST
+) -> Tensor:
     """Fit a forest or boosting to the samples of one client. The task's loss decides which.
 
     Args:
@@ -50,9 +52,10 @@ def fit_trees(task: Task, rows: Rows, kind: str, draws: np.random.Generator) -> 
         rows: The client's samples.
         kind: "forest" or "boosting".
         draws: The client's random numbers.
+        count: The trees of a forest.
     """
     outputs = count_outputs(task, rows.x.shape[1:])
-    count, leaves = FOREST, FOREST_LEAVES
+    leaves = FOREST_LEAVES
     if kind == "boosting":
         count, leaves = ROUNDS * count_columns(outputs), BOOSTING_LEAVES
     if len(rows.y) == 0:
@@ -62,19 +65,19 @@ def fit_trees(task: Task, rows: Rows, kind: str, draws: np.random.Generator) -> 
     x = task.ready_tensor(rows.x).cpu().float().numpy()
     y = task.scaled(rows.y).cpu().double().numpy()
     weights = None if task.class_weight is None else task.weight_of(rows.y).cpu().numpy()
-    model = _model(task, kind, int(draws.integers(SEEDS)))
+    model = _model(task, kind, int(draws.integers(SEEDS)), count)
     model.fit(x, y if task.loss == "squared" else y.astype(np.int64), sample_weight=weights)
     return flattened(from_sklearn(model, outputs), count, 2 * leaves - 1)
 
 
-def _model(task: Task, kind: str, seed: int) -> Any:
+def _model(task: Task, kind: str, seed: int, count: int) -> Any:
     from sklearn import ensemble  # slow to import
 
     classifies = task.loss != "squared"
     if kind == "forest":
         forest = ensemble.RandomForestClassifier if classifies else ensemble.RandomForestRegressor
         return forest(
-            FOREST, max_leaf_nodes=FOREST_LEAVES, max_depth=FOREST_DEPTH, random_state=seed
+            count, max_leaf_nodes=FOREST_LEAVES, max_depth=FOREST_DEPTH, random_state=seed
         )
     boosting = (
         ensemble.HistGradientBoostingClassifier

@@ -35,10 +35,10 @@ def fit(
 
     For example: commonweal fit patients.csv --client hospital --label died
 
-    Compares local training, FedAvg, a fair rule, fine-tuning, blend and boosting over several
-    seeds. Clients get blend, unless their validation samples show that another is better for them
-    together. After Ctrl-C, run the same command again to continue. Where the table or settings
-    changed since, --force starts again.
+    Compares local training, FedAvg, a fair rule, fine-tuning, blend, boosting and blend with
+    boosting over several seeds. Clients get blend, unless their validation samples show that
+    another is better for them together. After Ctrl-C, run the same command again to continue.
+    Where the table or settings changed since, --force starts again.
     """
     from commonweal.base.files import write_file
     from commonweal.config.experiment import table_stem

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from commonweal.base.arguments import expect, expect_int
 from commonweal.base.errors import DataError
+from commonweal.base.shares import wilson_bounds
 
 __all__ = ["Against", "Paired", "against", "angle", "best", "better_off", "dkw_floor", "excess_max"]
 __all__ += ["gap", "gini", "holm", "kl", "mean", "paired", "seeds_needed", "spread", "std"]
@@ -312,9 +313,8 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
         raise DataError(f"rows must be a number of at least 1; got {rows!r:.60}")
     _check_share("confidence", confidence)
     z = float(ndtri((1 + confidence) / 2))
-    middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
-    half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + (z / (2 * rows)) ** 2)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    low, high = wilson_bounds(np.array([share]), np.array([rows]), z)
+    return float(low[0]), float(high[0])
 
 
 def dkw_floor(

@@ -13,7 +13,7 @@ from commonweal.jobs.job import Job
 from commonweal.jobs.reopening import reopen
 from commonweal.jobs.rounds import run
 from commonweal.record.checkpoint import read_checkpoint, write_checkpoint
-from commonweal.record.checksums import pack
+from commonweal.record.checksums import to_bytes
 from commonweal.record.client_states import ClientStates
 from commonweal.training.client_state import ClientState
 from run_helpers import contents, federation, job, stop, task
@@ -234,6 +234,6 @@ def test_a_file_of_another_state_is_refused_when_it_is_read(tmp_path: Path, name
     assert job.local is not None
     client = list(job.local.states)[1]
     (file,) = (tmp_path / "run" / "client_states").glob(f"{client:06d}-*")
-    file.write_bytes(pack({name: torch.zeros(3, 2)}, file=file.name))
+    file.write_bytes(to_bytes({name: torch.zeros(3, 2)}, file=file.name))
     with pytest.raises(RunError, match=f"client_states/{client}|is not a state of a client"):
         job.local.states[client]

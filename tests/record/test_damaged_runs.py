@@ -29,7 +29,7 @@ from commonweal.config.experiment import Experiment
 from commonweal.engines.simulator import Simulator
 from commonweal.jobs import rounds as rounds_module
 from commonweal.jobs.rounds import run
-from commonweal.record.checksums import pack, unpack
+from commonweal.record.checksums import from_bytes, to_bytes
 from commonweal.record.columns import Array as Column
 from commonweal.record.final import Final, read_final
 from commonweal.record.record import Record
@@ -171,9 +171,9 @@ def test_a_whole_run_has_no_problems(half: Path, tmp_path: Path) -> None:
 def craft(folder: Path, **changes: torch.Tensor) -> None:
     """Change tensors of a checkpoint as someone who knows how digests are made."""
     path = folder / "checkpoint.safetensors"
-    tensors, facts = unpack(path.read_bytes(), "it")
+    tensors, facts = from_bytes(path.read_bytes(), "it")
     named = {_path(name): value for name, value in changes.items()}
-    path.write_bytes(pack(tensors | named, **facts))
+    path.write_bytes(to_bytes(tensors | named, **facts))
 
 
 def _path(name: str) -> str:
@@ -425,14 +425,14 @@ VALUES = st.sampled_from(
 def test_other_tensors_with_a_correct_digest(begun: Path, data: st.DataObject) -> None:
     path = begun / "checkpoint.safetensors"
     content = path.read_bytes()
-    tensors, facts = unpack(content, "it")
+    tensors, facts = from_bytes(content, "it")
     name = data.draw(st.sampled_from(sorted(tensors)))
     for _ in range(data.draw(st.integers(1, 2))):
         added = data.draw(st.sampled_from(["", "/x", "/0/w", "x"]) | st.text("a/0", max_size=50))
         if data.draw(st.booleans()):
             tensors.pop(name, None)
         tensors[name + added] = data.draw(VALUES)
-    path.write_bytes(pack(tensors, **facts))
+    path.write_bytes(to_bytes(tensors, **facts))
     copy = shutil.copytree(begun, begun.parent / "copy")
     try:
         again = run(task(), federation(), rounds=3, client="ditto", out=copy, resume=True)

@@ -16,7 +16,7 @@ from commonweal.base.errors import CommonwealWarning, RunError
 from commonweal.base.files import locked
 from commonweal.jobs.rounds import run
 from commonweal.record import store
-from commonweal.record.checksums import pack, unpack
+from commonweal.record.checksums import from_bytes, to_bytes
 from commonweal.record.record import Record
 from commonweal.record.verify import problems
 from run_helpers import contents, federation, stop, task
@@ -112,6 +112,6 @@ def test_leftovers_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
 
 def test_other_readers_open_sealed_tensors() -> None:
     tensors = {"a": torch.arange(3), "b/c": torch.tensor(True), "e": torch.zeros(0, 2).bfloat16()}
-    read = safetensors.torch.load(pack(tensors, round="3"))
+    read = safetensors.torch.load(to_bytes(tensors, round="3"))
     assert all(torch.equal(read[name], value) for name, value in tensors.items())
-    assert unpack(pack(tensors, round="3"), "it")[1] == {"round": "3"}
+    assert from_bytes(to_bytes(tensors, round="3"), "it")[1] == {"round": "3"}

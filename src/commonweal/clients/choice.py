@@ -16,8 +16,15 @@ from torch import Tensor
 
 from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import Tensors
-from commonweal.clients import evidence as choice
-from commonweal.clients.evidence import ALONE, RIGHT_OR_WRONG, Evidence, How
+from commonweal.clients.evidence import (
+    ALONE,
+    RIGHT_OR_WRONG,
+    Evidence,
+    How,
+    choose_by_client,
+    improvements,
+    largest_loss,
+)
 from commonweal.clients.fine_tune import Tuned, tuning_parameters
 from commonweal.clients.local_model import LocalTraining, check_local
 from commonweal.data.rows import Rows
@@ -61,7 +68,7 @@ class ChoiceClient(LocalTraining):
     takes_trees = True
 
     def check(self, task: Task, rounds: int) -> None:
-        choice.choose_by_client([], self.how, level=self.level)  # raises where they are wrong
+        choose_by_client([], self.how, level=self.level)  # raises where they are wrong
         if not task.is_network:
             check_local(task, "choice")
         if task.loss == "cox" or (self.how == "proved" and task.loss == "squared"):
@@ -140,9 +147,9 @@ class ChoiceClient(LocalTraining):
         for name, values in evaluated.items():
             losses, scores = values.numpy().T
             evidence[name] = Evidence(losses, scores if by_score else None)
-        bound = 1.0 if by_score else choice.largest_loss(classes)
-        compared = choice.improvements(evidence, self.how == "proved", bound)
-        (taken,) = choice.choose_by_client([compared], self.how, level=self.level, bound=bound)
+        bound = 1.0 if by_score else largest_loss(classes)
+        compared = improvements(evidence, self.how == "proved", bound)
+        (taken,) = choose_by_client([compared], self.how, level=self.level, bound=bound)
         return taken
 
     def uses(self, task: Task, message: Tensors, state: Tensors) -> Uses:

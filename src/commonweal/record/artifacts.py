@@ -13,7 +13,7 @@ from commonweal.base.files import digest, read_plain, reading, write_file
 from commonweal.base.plain import to_json
 from commonweal.base.tensors import Tensors
 from commonweal.data.tables.preprocessing import Preprocessing
-from commonweal.record.checksums import pack, unpack
+from commonweal.record.checksums import from_bytes, to_bytes
 from commonweal.record.facts import sealed
 
 MODEL = "model.safetensors"
@@ -23,7 +23,7 @@ PREPARATION = "preparation.json"
 
 
 def write_model(folder: Path, tensors: Tensors, name: str = MODEL) -> None:
-    write_file(folder / name, pack(tensors))
+    write_file(folder / name, to_bytes(tensors))
 
 
 def read_model(folder: Path, name: str = MODEL) -> Tensors:
@@ -35,7 +35,7 @@ def read_model(folder: Path, name: str = MODEL) -> Tensors:
         )
     with reading(path):
         data = read_plain(path)
-    tensors, _ = unpack(data, repr(str(path)), sealed=name != MODEL)
+    tensors, _ = from_bytes(data, repr(str(path)), sealed=name != MODEL)
     return {name: value.clone() for name, value in tensors.items()}
 
 

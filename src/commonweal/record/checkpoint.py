@@ -10,7 +10,7 @@ from torch import Tensor
 from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, reading, write_file
 from commonweal.base.tensors import State, flatten, unflatten
-from commonweal.record.checksums import pack, unpack
+from commonweal.record.checksums import from_bytes, to_bytes
 
 CHECKPOINT = "checkpoint.safetensors"
 START_AGAIN = f"restore it, or delete {CHECKPOINT} to start the run again"
@@ -29,7 +29,7 @@ def write_checkpoint(
     folder: Path, last: int, state: Mapping[str, State | Tensor], experiment: str, rounds: str
 ) -> None:
     flat = flatten({"last": torch.tensor(last), **state})
-    write_file(folder / CHECKPOINT, pack(flat, experiment=experiment, rounds=rounds))
+    write_file(folder / CHECKPOINT, to_bytes(flat, experiment=experiment, rounds=rounds))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -41,7 +41,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     try:
         with reading(path):
             data = read_plain(path)
-        tensors, digests = unpack(data, name)
+        tensors, digests = from_bytes(data, name)
         state = unflatten(tensors)
         last = state.pop("last")
         server = state["server"]

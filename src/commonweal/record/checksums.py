@@ -19,14 +19,14 @@ from commonweal.base.tensors import Tensors
 KEY = "commonweal"  # one entry of the metadata: the order of several would not be fixed
 
 
-def pack(tensors: Tensors, **facts: str) -> bytes:
+def to_bytes(tensors: Tensors, **facts: str) -> bytes:
     """The bytes of a file with these tensors and facts."""
     copies = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
     sealed = {"digest": _digest(copies, facts), **facts}
     return safetensors.torch.save(copies, {KEY: json.dumps(sealed, sort_keys=True)})
 
 
-def unpack(data: bytes, name: str, sealed: bool = True) -> tuple[Tensors, dict[str, str]]:
+def from_bytes(data: bytes, name: str, sealed: bool = True) -> tuple[Tensors, dict[str, str]]:
     """The tensors and facts of a file. Raises RunError where they are not those that were written.
 
     Args:

@@ -20,7 +20,7 @@ from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, reading, write_file
 from commonweal.base.tensors import State, flatten, unflatten
 from commonweal.record.checkpoint import matching, refuse_checkpoint
-from commonweal.record.checksums import pack, unpack
+from commonweal.record.checksums import from_bytes, to_bytes
 from commonweal.training.client_state import NO_STATE, ClientState
 
 MEMORY = 1 << 30  # bytes of states that are held in memory
@@ -47,7 +47,7 @@ class StateFiles:
     def write(self, client: int, version: int, state: ClientState) -> Path:
         """Write a client's state. Returns its file."""
         path = self.path(client, version)
-        write_file(path, pack(flatten(state.saved()), file=path.name), durable=self.durable)
+        write_file(path, to_bytes(flatten(state.saved()), file=path.name), durable=self.durable)
         return path
 
     def newest(self, client: int, before: int) -> ClientState | None:
@@ -265,7 +265,7 @@ def read_state(path: Path) -> ClientState:
     name = repr(str(path))
     with reading(path):
         data = read_plain(path)
-    tensors, facts = unpack(data, name)
+    tensors, facts = from_bytes(data, name)
     if facts.get("file") != path.name:
         raise RunError(f"{name} is the file {facts.get('file')!r} under another name")
     try:

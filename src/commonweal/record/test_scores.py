@@ -12,7 +12,7 @@ from torch import Tensor
 
 from commonweal.base.errors import RunError
 from commonweal.base.files import read_plain, reading, write_file
-from commonweal.record.checksums import pack, unpack
+from commonweal.record.checksums import from_bytes, to_bytes
 
 NAME = "test-scores.safetensors"
 
@@ -42,7 +42,7 @@ def write_test_scores(folder: Path, scores: TestScores) -> None:
     if scores.rows is not None:
         tensors["rows"] = scores.rows
     names = json.dumps(scores.names, ensure_ascii=False)
-    write_file(folder / NAME, pack(tensors, names=names))
+    write_file(folder / NAME, to_bytes(tensors, names=names))
 
 
 def read_test_scores(folder: Path) -> TestScores | None:
@@ -56,7 +56,7 @@ def read_test_scores(folder: Path) -> TestScores | None:
         return None
     with reading(path):
         data = read_plain(path)
-    tensors, facts = unpack(data, repr(str(path)))
+    tensors, facts = from_bytes(data, repr(str(path)))
     try:
         names = tuple(json.loads(facts["names"]))
         return TestScores(names, **tensors)

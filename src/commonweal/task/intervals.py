@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
+from commonweal.base.shares import wilson_bounds
 from commonweal.task.calibration import Line, line_fit, offset_fit
 from commonweal.task.scores import (
     classes_by_client,
@@ -72,15 +73,6 @@ def interval(
     return Interval(low, high, support, unit)
 
 
-def wilson(share: Floats, rows: Floats) -> tuple[Floats, Floats]:
-    n = np.maximum(rows, 1e-12)
-    scale = 1 + Z * Z / n
-    middle = (share + Z * Z / (2 * n)) / scale
-    variance = share * (1 - share) / n
-    half = Z / scale * np.sqrt(variance + (Z / (2 * n)) ** 2)
-    return np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1)
-
-
 def _newcombe(area: Floats, m: Floats, n: Floats) -> tuple[Floats, Floats]:
     """The areas that lie Z standard errors from the one that was found, below and above."""
 
@@ -116,7 +108,7 @@ def _total(values: Tensor, offsets: Tensor) -> Floats:
 
 def _share(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     rows = _sizes(offsets)
-    return *wilson(values, rows), rows, "rows"
+    return *wilson_bounds(values, rows, Z), rows, "rows"
 
 
 def _auroc(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
@@ -148,7 +140,7 @@ def _rarest(true: Floats) -> Floats:
 
 def _combined(shares: Floats, rows: Floats, curve: Callable[..., Floats]) -> tuple[Floats, Floats]:
     """The interval of a mean over classes of curve(share), from those of the shares."""
-    low, high = wilson(shares, rows)
+    low, high = wilson_bounds(shares, rows, Z)
     middle = curve(shares)
     present = rows > 0
     count = present.sum(1)
@@ -201,8 +193,8 @@ def _net_benefit(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     rows = _sizes(offsets)
     true, false = (_total(stats[:, k], offsets) / rows for k in (1, 2))
     odds = float(stats[0, 3]) if len(stats) else 1.0
-    true_low, true_high = wilson(true, rows)
-    false_low, false_high = wilson(false, rows)
+    true_low, true_high = wilson_bounds(true, rows, Z)
+    false_low, false_high = wilson_bounds(false, rows, Z)
     # The correlation of the shares: a row is not both.
     both = -np.nan_to_num(np.sqrt(true * false / ((1 - true) * (1 - false))))
 
@@ -217,12 +209,13 @@ def _net_benefit(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
 def _sensitivity(stats: Tensor, offsets: Tensor, values: Floats) -> Bounds:
     positive = _total(stats[:, 1], offsets)
     negative = _sizes(offsets) - positive
-    specific_low, specific_high = wilson(np.asarray(specificity_of(stats, offsets)), negative)
+    specificity = np.asarray(specificity_of(stats, offsets))
+    specific_low, specific_high = wilson_bounds(specificity, negative, Z)
     at_low, at_high = (
         np.asarray(sensitivity_at(stats, offsets, torch.from_numpy(bound)))
         for bound in (specific_low, specific_high)
     )
-    low, high = wilson(values, positive)
+    low, high = wilson_bounds(values, positive, Z)
     low = values - np.hypot(values - low, values - at_high)
     high = values + np.hypot(high - values, at_low - values)
     few = np.minimum(positive, negative)

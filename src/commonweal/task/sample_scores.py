@@ -22,7 +22,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from commonweal.task.intervals import wilson
+from commonweal.base.shares import wilson_bounds
+from commonweal.task.intervals import Z
 from commonweal.task.scores import (
     classes_by_client,
     cut_at,
@@ -105,7 +106,7 @@ def _sensitivity(stats: Tensor, offsets: Tensor, values: Tensor) -> Tensor:
     specificity = specificity_of(stats, offsets)
     positives = sum_by_client(y, offsets)
     negatives = offsets.diff() - positives
-    low, high = map(torch.from_numpy, wilson(specificity.numpy(), negatives.numpy()))
+    low, high = map(torch.from_numpy, wilson_bounds(specificity.numpy(), negatives.numpy(), Z))
     fall = sensitivity_at(stats, offsets, low) - sensitivity_at(stats, offsets, high)
     slope = fall / (high - low)
     above = (margin > _spread(cut_at(stats, offsets, specificity), offsets)).double()

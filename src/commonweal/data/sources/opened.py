@@ -74,12 +74,6 @@ def content_digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def content_size(path: Path) -> int:
-    """The bytes of a file, or of all files in a folder."""
-    files = path.rglob("*") if path.is_dir() else (path,)
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
 def _file_digest(path: Path) -> str:
     check_plain(path)
     stamp = _stamp(path)

@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedevg": {"algorithm": {"name": "fedevg", "spc": 2, "classifier_epochs": 2}, "client": "sgd"},
     "two-phase": {"algorithm": "two-phase", "rule": "aaggff-s"},
     "boosting": {"algorithm": BOOSTING, "client": "sgd", "rule": "afl", "cohort": 4},
+    "boosting with blend": {"algorithm": "boosting", "client": "blend", "validation": 0.2},
     "batch losses": {"algorithm": {"name": "averaging", "loss": "batch"}, "rule": "afl"},
 }
 

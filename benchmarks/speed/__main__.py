@@ -36,6 +36,7 @@ class Effort:
     heart_rounds: int = 200
     images: Work = parts.FEW_IMAGES
     sweep: tuple[int, int, int] = (10, 10, 50)  # rules, seeds, rounds
+    shared: tuple[Work, ...] = rounds.SHARED
     largest: int | None = None  # clients, rounds or rows of a run
 
 
@@ -61,6 +62,7 @@ SMOKE = Effort(
     heart_rounds=2,
     images=rounds.smaller(parts.FEW_IMAGES),
     sweep=(2, 1, 2),
+    shared=(rounds.smaller(rounds.SHARED[0]),),
     largest=10,
 )
 
@@ -69,6 +71,7 @@ def sections(effort: Effort) -> dict[str, Callable[[], list[Target]]]:
     """The parts of the benchmark by name, without the rounds of works."""
     return {
         "growth": lambda: growth.grow(effort.growth, effort.slow_turns),
+        "cores": lambda: rounds.cores(effort.turns, effort.shared),
         "runs": lambda: growth.grow_runs(effort.largest),
         "personal": lambda: parts.personal(effort.turns, effort.works[1], effort.images),
         "profile": lambda: profile.profile(effort.turns),

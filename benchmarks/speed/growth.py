@@ -113,15 +113,16 @@ def _run(work: Work, rounds: int) -> dict[str, float]:
             page.get(f"/api/{name}?id=run").raise_for_status()
 
         given: dict[str, Any] = {"rounds": rounds, "cohort": work.cohort, "client": client}
+        training = _seconds(lambda: list(run(task, data, out=folder, **given)))
         steps: dict[str, Callable[[], object]] = {
-            "rounds": lambda: list(run(task, data, out=folder, **given)),
             "Record.read": lambda: Record.read(folder),
             "table of clients": lambda: Record.read(folder).clients(),
             "a client's history": lambda: Record.read(folder).history("0"),
             "page of all runs": lambda: get("home"),
             "page of the run": lambda: get("run"),
         }
-        return {name: _seconds(step) for name, step in steps.items()}
+        shown = {name: min(_seconds(step) for _ in range(3)) for name, step in steps.items()}
+        return {"rounds": training} | shown
 
 
 def _rows(count: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from .report import Target, best, compared, table
 from .timing import Contender, InProcess, Spread, Timed, in_turns, ratio, spread, threads_text
 from .work import CNN, DEVICES, LOGISTIC, LSTM, MLP, UNEQUAL, WORKS, Work
 
-__all__ = ["compare_rounds", "smaller"]
+__all__ = ["SHARED", "compare_rounds", "cores", "smaller"]
 
 # The largest ratio of ours to another's time, by work: FedAvg does what peers do. Rules that need
 # losses do what the contenders "with a loss pass" do.
@@ -23,6 +23,7 @@ AGAINST: dict[str, dict[str, float]] = {
 }
 AGAINST |= {peer.name: {LOGISTIC.name: 0.4, MLP.name: 0.4} for peer in PEERS if peer.name != "pfl"}
 MANY = 1000  # clients from which Flower is skipped: it takes minutes to start 10,000
+SHARED = (MLP, replace(MLP, cohort=100), DEVICES, UNEQUAL, LOGISTIC, replace(LOGISTIC, cohort=100))
 SLOW = (CNN.name, LSTM.name, DEVICES.name, UNEQUAL.name)  # a turn is one round
 
 
@@ -120,6 +121,27 @@ def _peers(work: Work, threads: Sequence[int], rounds: int) -> list[Contender]:
             except PeerError as error:
                 print(f"{work.name}: {error}: skipped")
     return found
+
+
+def cores(turns: int, works: Sequence[Work]) -> list[Target]:
+    """Rounds by one thread and by one for each core."""
+    rows = []
+    count = os.cpu_count() or 1
+    for work in works:
+        one_round = ours(work, work.task(), work.federation())
+        times = in_turns([InProcess(str(n), one_round, n) for n in (1, count)], turns)
+        one, all_cores = times["1"], times[str(count)]
+        rows.append(
+            (
+                f"{work.model}, {work.cohort} x {work.rows}{' unequal' if work.spread else ''}",
+                *(spread(1e3 * turn.wall for turn in taken).text(1) for taken in (one, all_cores)),
+                ratio(one, all_cores).text(),
+                ratio(all_cores, one, processor=True).text(),
+            )
+        )
+    header = ("ms per round", "1 thread", threads_text(count), "gain", "processor time")
+    print(f"\n### What the cores give\n\n{table(header, rows)}", flush=True)
+    return []
 
 
 def smaller(work: Work) -> Work:

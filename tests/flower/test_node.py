@@ -91,6 +91,7 @@ def test_only_a_key_of_a_run_names_a_folder(tmp_path: Path, victim: Path) -> Non
         for use in USES:
             with pytest.raises(DataError, match="as a run"):
                 use(node, run)
+    (tmp_path / "states" / "0" / "sent.jsonl").unlink()  # the node's own list of refusals
     assert sorted(tmp_path.rglob("*")) == before
 
 

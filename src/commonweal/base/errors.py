@@ -3,6 +3,7 @@
 CommonwealError
 ├── ConfigError    an experiment, a name or a parameter that cannot be right
 │   └── TrustError     a run names a program that it may not import
+├── PolicyError    a request that a site's policy does not let it answer
 ├── DataError      rows, files or client values that cannot be used
 │   └── EncodingError  a file with bytes that its encoding does not have
 └── RunError       a run folder that cannot be written, resumed or read
@@ -24,6 +25,7 @@ __all__ = [
     "DivergedError",
     "EncodingError",
     "LockedError",
+    "PolicyError",
     "RankError",
     "ResumeWarning",
     "RunError",
@@ -44,6 +46,10 @@ class ConfigError(CommonwealError):
 
 class TrustError(ConfigError):
     """A run names a program, which is imported only where the user trusts its author."""
+
+
+class PolicyError(CommonwealError):
+    """A request that a site's policy does not let it answer."""
 
 
 class DataError(CommonwealError):

@@ -81,6 +81,7 @@ class RunSettings(pydantic.BaseModel):
     patience: int | None = Field(None, ge=1)  # rounds without a better one before the run stops
     monitor: Literal["mean", "worst"] = "mean"  # what "better" means, over validation rows
     holdout_clients: float = Field(0.0, ge=0, lt=1)  # share of clients held out of training
+    policy: str = ""  # a site's policy (TOML), tried at every client of the simulator
     synthetic_from: str = ""  # a run's folder, whose synthetic samples every client trains on too
     deterministic: bool = False  # one thread: the same bytes on any number of cores
     score: str | Names | None = None  # the main one first; None: the dataset's own

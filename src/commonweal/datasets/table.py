@@ -63,6 +63,7 @@ def table(
     encoding: str = "utf-8",
     clients: int | None = None,
     least_rows: int = 1,
+    least_count: int = 1,
     test: Test = 0.2,
     order: str = "",
     split: str = "",
@@ -84,6 +85,8 @@ def table(
     public: a preparation.json of another run, made from public rows: nothing is fitted then
     separator: between a CSV's values; encoding: of a CSV, such as latin-1
     clients: how many of the clients to use; least_rows: clients with fewer rows are left out
+    least_count: categories and classes that no client has so often are not named; above 1, numbers
+        are fitted by sums only
     test: the share of each client's rows that is tested, or "last", a fifth, its last rows
     order: the column, such as a date, by which rows are the last; test rows are the last ones then
     split: a column that says which rows are test rows ("test"), or folds, of which the highest is
@@ -100,7 +103,7 @@ def table(
     if separator == "auto":
         separator = separator_in(file, encoding)
     union = columns == "union"
-    options = Options(scale, levels, statistics, separator, encoding, public, union)
+    options = Options(scale, levels, statistics, separator, encoding, public, union, least_count)
     return load_table(opened, task, options, clients, test, seed, least_rows=least_rows, fold=fold)
 
 
@@ -137,6 +140,19 @@ class FileColumns(NamedTuple):
 
     rows: np.ndarray  # (n,) their numbers in the file, from 0
     values: dict[str, "pyarrow.Array"]  # (n,)
+
+
+def _check_classes(labels: "TableLabels", owner: np.ndarray | None, least: int) -> None:
+    """Raise DataError for a class that no client has so often."""
+    if least == 1:
+        return
+    owner = np.zeros(len(labels.y), np.int64) if owner is None else owner
+    for k, name in enumerate(labels.class_names):
+        if np.bincount(owner[labels.y == k]).max() < least:
+            raise DataError(
+                f"no client has {least} rows of the class {name!r} (least_count, or min_count of "
+                "the policy), so that it cannot be named: leave these rows out"
+            )
 
 
 def file_columns(parameters: Mapping[str, Any], names: Sequence[str]) -> FileColumns:
@@ -201,6 +217,7 @@ def load_table(
     parts = divide_rows(table, test, fold, least_rows)
     rows = parts.rows
     labels = read_times(table, rows) if table.facts.event else read_labels(table, task, rows)
+    _check_classes(labels, parts.owner, options.least_count)
     features = partial(fit_columns, table, options, rows, labels.class_names)
     learned: TaskOptions = {
         "outputs": len(labels.class_names) or None,

@@ -15,18 +15,26 @@ from torch import Tensor, nn
 
 from commonweal.base import randomness
 from commonweal.base.devices import find_device
-from commonweal.base.errors import ConfigError, DataError, did_you_mean
+from commonweal.base.errors import ConfigError, DataError, PolicyError, did_you_mean
 from commonweal.base.packing import pack
 from commonweal.base.randomness import Streams
-from commonweal.base.tensors import State, Tensors, select, summed
+from commonweal.base.tensors import State, Tensors, concatenate, select, summed
 from commonweal.base.threads import in_threads
 from commonweal.clients.local_model import with_own_validation
+from commonweal.config.policy import Policy
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.rows import Rows
 from commonweal.data.samples import Inputs, sampled
 from commonweal.engines.engine import LocalEngine
-from commonweal.protocols.algorithm import Algorithm, Group, Replies, Request, first_state
+from commonweal.protocols.algorithm import (
+    Algorithm,
+    Group,
+    Replies,
+    Request,
+    answer_within,
+    first_state,
+)
 from commonweal.record.client_states import ClientStates
 from commonweal.record.facts import RunFacts
 from commonweal.task import scores
@@ -64,6 +72,7 @@ class Simulator(LocalEngine):
         chunk: int | None = None,
         device: str = "cpu",
         deterministic: bool = False,
+        policy: Policy | None = None,
     ) -> None:
         if vectorize not in MODES:
             hint = did_you_mean(vectorize, MODES)
@@ -79,6 +88,7 @@ class Simulator(LocalEngine):
         self.budget = BUDGET if budget is None else budget
         self.chunk = CHUNK if chunk is None else chunk
         self.deterministic = deterministic
+        self.policy = policy  # of every client
         self.device = find_device(device)
         self._reading = Lock()  # of the samples, which are divided and placed once
         self._placed: dict[str, tuple[Rows, Rows]] = {}  # parts of the rows, and on the device
@@ -142,6 +152,8 @@ class Simulator(LocalEngine):
     def collect(self, algorithm: Algorithm, request: Request) -> Replies:
         if len(request.clients) == 0:
             return Replies(request.clients, {})
+        if self.policy is not None:
+            return self._collect_one_by_one(algorithm, request, self.policy)
         values: Tensors = {}
         parts = self._groups(algorithm, request.clients)
         groups = (self._group(algorithm, request, positions) for positions in parts)
@@ -159,6 +171,29 @@ class Simulator(LocalEngine):
             else:
                 place(values, replies, positions, len(request.clients))
         return Replies(request.clients, values)
+
+    def _collect_one_by_one(
+        self, algorithm: Algorithm, request: Request, policy: Policy
+    ) -> Replies:
+        """Collect the replies that a policy permits, each as a node would send it."""
+        round = int(request.message["round"])
+        values: list[Tensors] = []
+        failed: dict[int, str] = {}
+        for position, client in enumerate(request.clients.tolist()):
+            group = self._group(algorithm, request, torch.tensor([position]))
+            try:
+                replies, states = answer_within(policy, algorithm, request, group, round)
+            except PolicyError as error:
+                failed[client] = f"policy: {error}"
+                continue
+            values.append(replies)
+            if states and states is not group.states:
+                self.states.put(client, states.row(0, copy=True), round)
+        answered = [client for client in request.clients.tolist() if client not in failed]
+        together = concatenate(values) if values else {}
+        if request.summed and values:
+            together = summed(together)
+        return Replies(torch.tensor(answered, dtype=torch.int64), together, failed)
 
     def _group(self, algorithm: Algorithm, request: Request, positions: Tensor) -> Group:
         """The clients at these positions of a request."""
@@ -266,6 +301,22 @@ class Simulator(LocalEngine):
         undefined = torch.zeros(len(rows.sizes), dtype=torch.bool)
         undefined[task.undefined(rows.y, rows.offsets)] = True
         shared = replace(shared, undefined=undefined)
+        if self.policy is None:
+            return self._with_personal(algorithm, state, part, shared)
+        refused = {}
+        for client, size in enumerate(shared.sizes.tolist()):
+            try:
+                self.policy.check_request("evaluate", task.scores, 0)
+                self.policy.check_reply(size, ())
+            except PolicyError as error:
+                if size > 0:
+                    refused[client] = f"policy: {error}"
+        return self._with_personal(algorithm, state, part, shared).without(refused)
+
+    def _with_personal(
+        self, algorithm: Algorithm, state: State, part: str, shared: Evaluation
+    ) -> Evaluation:
+        """An evaluation with that of clients' own models, where they have any."""
         if not algorithm.personalizes or part == "unseen":  # who has no model of its own
             return shared
         personal = shared
@@ -312,7 +363,9 @@ class Simulator(LocalEngine):
         ids = torch.tensor([client for client in clients if sizes[client] > 0], dtype=torch.int64)
         ids = ids[torch.argsort(sizes[ids], descending=True, stable=True)]
         cost = MODELS_PER_CHUNK * algorithm.task.size
-        return [ids[group] for group in pack([cost] * len(ids), self.budget)]
+        # With a policy clients answer apart, and what one of them is refused changes its state.
+        budget = self.budget if self.policy is None else 0
+        return [ids[group] for group in pack([cost] * len(ids), budget)]
 
     def _part(self, part: str) -> Rows:
         federation = self._inner() if part in ("kept", "held") else self.federation

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from commonweal.base.errors import ConfigError, DataError
 from commonweal.config.experiment import Experiment, read
+from commonweal.config.policy import read_policy
 from commonweal.data.federation import Federation
 from commonweal.data.rows import usual_loss
 from commonweal.data.tables.preprocessing import Preprocessing
@@ -33,6 +34,7 @@ from commonweal.flower.node import (
     to_settings,
 )
 from commonweal.flower.own_table import OwnTable
+from commonweal.flower.sent import Entry, refusals
 from commonweal.jobs import job as jobs
 from commonweal.jobs import rounds
 from commonweal.protocols.algorithm import Algorithm
@@ -78,6 +80,7 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
         client       the client's name
         data         a CSV or Parquet file with this client's rows (dataset "table" only)
         state-dir    where the client's state is kept, by default a folder of the user
+        policy       a TOML file of what may leave this node, by default anything
 
     Without `client`, `partition-id` (a number) chooses one of the dataset's clients.
 
@@ -108,7 +111,7 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
             over = Finish.read(settings)
             node.finish(over.run, over.keep)
         else:
-            reply["schema"] = ConfigRecord(to_settings(node.schema))
+            reply["schema"] = ConfigRecord(to_settings(node.describe()))
         return Message(reply, reply_to=message)
 
     @app.train()
@@ -133,15 +136,24 @@ def open_node(experiment: Experiment | str | Path, config: Config) -> Node:
     """The node that a configuration names."""
     given = _read(experiment)
     check_experiment(given)
-    schema, parts = (_own_file if "data" in config else _shared)(given, config)
-    default = platformdirs.user_state_path("commonweal") / "flower"
-    states = Path(str(config.get(STATES, default))).expanduser()
+    policy = read_policy(str(config["policy"])) if "policy" in config else None
+    states = Path(str(config.get(STATES, state_folder()))).expanduser()
+    name = str(config.get("client", config.get("partition-id")))
+    if policy is not None and given.dataset["name"] == "table":
+        given = given.change(dataset=jobs.within(policy, given.dataset))
+    with refusals(folder_of(states, name), Entry("describe"), policy):
+        schema, parts = (_own_file if "data" in config else _shared)(given, config)
 
     @cache
     def build(schema: Schema) -> Algorithm:
         return jobs.build_algorithm(given, _task(given, schema), schema.population)
 
-    return Node(schema, parts, build, given.seed, folder_of(states, schema.name))
+    return Node(schema, parts, build, given.seed, folder_of(states, schema.name), policy)
+
+
+def state_folder() -> Path:
+    """The folder in which a node keeps what it has to keep, by client."""
+    return platformdirs.user_state_path("commonweal") / "flower"
 
 
 Opened = tuple[Schema, Callable[[str], Parts]]

@@ -88,6 +88,11 @@ def check_experiment(experiment: Experiment) -> None:
         if vars(experiment)[key] is not None:
             given = f"{key} = {vars(experiment)[key]!r}"
             raise ConfigError(f"{given} does not work on Flower: leave it out")
+    if experiment.policy:
+        raise ConfigError(
+            f"policy = {experiment.policy!r}: each node has its own, as policy= in its "
+            "--node-config; leave it out"
+        )
     if experiment.holdout_clients:
         raise ConfigError(
             f"holdout_clients = {experiment.holdout_clients}: on Flower every connected client "

@@ -311,14 +311,19 @@ class FlowerEngine(Engine, StateStore):
         names = self.population.names
         answers = self._ask(dict.fromkeys(names, content), MessageType.EVALUATE)
         arrived = {}
+        refused = {}
         for client, name in enumerate(names):
-            reply = answers.contents.get(self.nodes.get(name, -1))
+            node = self.nodes.get(name, -1)
+            if node in answers.failed:
+                refused[client] = answers.failed[node].text
+            reply = answers.contents.get(node)
             try:
                 if reply is not None:
                     arrived[client] = evaluated(to_tensors(reply.array_records["reply"]))
             except (DataError, KeyError, ValueError) as error:
                 logger.warning("evaluation: client %s sent no evaluation (%s)", name, error)
         shared = gathered(arrived, len(names), algorithm.task.scores)
+        shared = replace(shared, refused=refused)
         if not algorithm.personalizes:
             return shared
         own = gathered(arrived, len(names), algorithm.task.scores, "own_")
@@ -329,6 +334,7 @@ class FlowerEngine(Engine, StateStore):
         for column in () if self.preprocessing is None else self.preprocessing.columns:
             if column.becomes == "nothing":
                 notes.append(f"column {column.name!r} is left out: {column.why}")
+        notes += [f"node {node} takes no part: {why}" for node, why in self.refused.items()]
         return RunFacts(
             engine="flower",
             clients=self.population.clients,

@@ -19,13 +19,15 @@ from commonweal.base.files import digest, write_file
 from commonweal.base.randomness import Streams
 from commonweal.base.tensors import Tensors
 from commonweal.clients.local_model import with_own_validation
+from commonweal.config.policy import Policy
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population
 from commonweal.data.rows import Labels, Rows
 from commonweal.data.tables.preprocessing import Preprocessing
+from commonweal.flower import sent
 from commonweal.flower.content import Settings
 from commonweal.flower.own_table import TableSchema, check_table, merged
-from commonweal.protocols.algorithm import Algorithm, Group, Request, first_state
+from commonweal.protocols.algorithm import Algorithm, Group, Request, answer_within, first_state
 from commonweal.record.client_states import StateFiles
 from commonweal.task.vectorize import single
 from commonweal.training.ask import Samples
@@ -235,6 +237,27 @@ def folder_of(states: Path, client: str) -> Path:
     return states / name
 
 
+def _described(schema: Schema) -> tuple[str, ...]:
+    """What a schema says, in words."""
+    words = [f"the number of its training samples: {schema.samples}"]
+    if not schema.table:
+        return (*words, "the shape of a sample and the number of outputs")
+    table = parsed(TableSchema, schema.table)
+    if table.classes:
+        words.append(f"classes: {', '.join(table.classes)}")
+    for name, column in table.columns.items():
+        if column.sums is not None:
+            words.append(
+                f"column {name!r}: the number, sum and squares of {column.sums.count} values"
+            )
+        elif column.categories:
+            counted = (f"{word} {count}" for word, count in column.categories.items())
+            words.append(f"column {name!r}: {', '.join(counted)}")
+        else:
+            words.append(f"column {name!r}: its name")
+    return tuple(words)
+
+
 Parts = dict[str, Rows]  # a client's samples by what they are for
 
 
@@ -262,6 +285,7 @@ class Node:
         build: The algorithm, given what is common to all clients of the run.
         seed: Of the run.
         folder: Of its states, by run.
+        policy: What may leave it.
     """
 
     schema: Schema
@@ -269,6 +293,7 @@ class Node:
     build: Callable[[Schema], Algorithm]
     seed: int
     folder: Path
+    policy: Policy | None = None
 
     def run_folder(self, run: str) -> Path:
         """The folder of a run. Raises DataError for a path that is none: servers send the key."""
@@ -296,7 +321,25 @@ class Node:
         """The algorithm of a run, for this client."""
         return self.build(replace(setting, name=self.schema.name, samples=self.schema.samples))
 
+    def describe(self) -> Schema:
+        """What the node says about its dataset."""
+        entry = sent.Entry("describe", _described(self.schema))
+        with sent.refusals(self.folder, entry, self.policy):
+            if self.policy is not None:
+                self.policy.check_request("describe", (), 0)
+                self.policy.check_reply(self.schema.samples, ())
+        sent.append(self.folder, entry)
+        return self.schema
+
     def answer(self, setting: Schema, message: Tensors, key: RequestKey, each: Tensors) -> Tensors:
+        """Answer a request, and keep a list of what leaves the node."""
+        entry = sent.Entry(key.purpose[:80], run=key.run[:16], round=key.round)
+        with sent.refusals(self.folder, entry, self.policy):
+            replies = self._answer(setting, message, key, each)
+        sent.append(self.folder, replace(entry, what=sent.in_words(replies)))
+        return replies
+
+    def _answer(self, setting: Schema, message: Tensors, key: RequestKey, each: Tensors) -> Tensors:
         """Answer a request from the client's own samples; its state stays here."""
         algorithm = self.algorithm(setting)
         own = self.parts(setting.table)
@@ -314,19 +357,36 @@ class Node:
             each=each,
         )
         request = Request(group.ids, message, key.purpose, each)
-        replies, after = algorithm.answer(request, group)
+        rounds = self._rounds_today(key)
+        replies, after = answer_within(self.policy, algorithm, request, group, rounds)
         if after and after is not states:
             files.write(CLIENT, key.version, after.row(0))
             files.prune(CLIENT, (key.saved + 1) * STEPS)  # no resumed run can need older ones
         return replies
 
+    def _rounds_today(self, key: RequestKey) -> int:
+        if self.policy is None or self.policy.rounds_per_day == "all":
+            return 0
+        return sent.rounds_today(self.folder, key.run, key.round)
+
     def evaluate(self, setting: Schema, message: Tensors, key: RequestKey) -> Tensors:
         """The loss and the scores of the global model, and of this client's personal model."""
+        what = f"evaluate on {key.purpose[:80]} samples"
+        entry = sent.Entry(what, run=key.run[:16], round=key.round)
+        with sent.refusals(self.folder, entry, self.policy):
+            values = self._evaluate(setting, message, key)
+        sent.append(self.folder, replace(entry, what=sent.in_words(values)))
+        return values
+
+    def _evaluate(self, setting: Schema, message: Tensors, key: RequestKey) -> Tensors:
         algorithm = self.algorithm(setting)
         rows = self.parts(setting.table).get(key.purpose)
         if rows is None:
             raise DataError(f"there are no {key.purpose} samples here")
         task = algorithm.task
+        if self.policy is not None:
+            self.policy.check_request("evaluate", task.scores, self._rounds_today(key))
+            self.policy.check_reply(len(rows.y), ())
         shared = evaluate(task, message["w"], rows)
         undefined = len(task.undefined(rows.y, rows.offsets)) > 0
         values = {"size": shared.sizes, "undefined": torch.tensor([undefined])}

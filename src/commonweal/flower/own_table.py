@@ -15,14 +15,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from commonweal.base.errors import DataError
+from commonweal.base.errors import DataError, PolicyError
 from commonweal.data.federation import Features, Federation
 from commonweal.data.split import Split, quota, split_rows
 from commonweal.data.tables.columns import Roles, Table, names_in
 from commonweal.data.tables.files import read_batches, separator_in
 from commonweal.data.tables.fit import make_features, on_lacking
 from commonweal.data.tables.plain_table import PlainColumn
-from commonweal.data.tables.preprocessing import Preprocessing, Summary, fit_sums, fit_text
+from commonweal.data.tables.preprocessing import (
+    Preprocessing,
+    Summary,
+    described,
+    fit_sums,
+    fit_text,
+    middle,
+    often,
+)
 from commonweal.datasets.table import CLASSES, TableLabels, open_table, read_labels
 
 SENT = 1000  # categories of a column, the most frequent ones
@@ -141,11 +149,15 @@ class OwnTable:
         if separator == "auto":
             separator = separator_in(self.path, options["encoding"])
         label = self.contents.column(self.contents.label)
-        sums = self._sums(label.name) if label.becomes == "number" else None
+        least = options["least_count"]
+        classes = self._classes(least)
+        sums = None
+        if label.becomes == "number" and (least == 1 or not classes):
+            sums = self._sums(label.name)
         return TableSchema(
             columns={name: self._describe(name) for name in names},
             label=ColumnSchema(label, sums),
-            classes=self.labels.class_names or None,
+            classes=classes,
             scale=options["scale"],
             levels=options["levels"],
             task=options["task"],
@@ -155,22 +167,42 @@ class OwnTable:
             union=options["columns"] == "union",
         )
 
-    def _sums(self, name: str) -> Summary:
-        return Summary.of(self.contents.numbers(name)[self.split.train.rows])
+    def _classes(self, least: int) -> tuple[str, ...] | None:
+        """The names of the classes, of those that are frequent enough. None: labels are values."""
+        names = self.labels.class_names
+        counts = np.bincount(self.labels.y, minlength=len(names)) if names else ()
+        known = tuple(name for name, count in zip(names, counts, strict=True) if count >= least)
+        if names and not known:
+            raise PolicyError(f"no class has {least} rows here (min_count)")
+        return known or None
+
+    def _sums(self, name: str) -> Summary | None:
+        values = self.contents.numbers(name)[self.split.train.rows]
+        least: int = self.options["least_count"]
+        return Summary.of(values) if least == 1 else described(values, least)
 
     def _describe(self, name: str) -> ColumnSchema:
         column = self.contents.column(name)
+        least: int = self.options["least_count"]
+        rows = len(self.split.train.rows)
+        if column.becomes == "nothing" and least > 1:  # the reason may quote a value
+            return ColumnSchema(PlainColumn(name, "nothing", why="it cannot be used"))
         if column.becomes == "nothing":
             return ColumnSchema(column)
         if column.becomes != "text":
-            return ColumnSchema(column, self._sums(name))
+            sums = self._sums(name)
+            if sums is None:  # as if the client did not have the column
+                return ColumnSchema(PlainColumn(name, "text"), gaps=rows)
+            return ColumnSchema(column, sums)
         categories, codes = self.contents.texts(name)
         own = codes[self.split.train.rows]
-        counts = np.bincount(own[own >= 0], minlength=len(categories)).tolist()
+        counts = np.bincount(own[own >= 0], minlength=len(categories))
+        counts = often(counts, least).tolist()
+        gaps = int((own < 0).sum())
         pairs = zip(categories.tolist(), counts, strict=True)
         frequent = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:SENT]
         known = {category: count for category, count in frequent if count}
-        return ColumnSchema(column, categories=known, gaps=int((own < 0).sum()))
+        return ColumnSchema(column, categories=known, gaps=gaps if gaps >= least else 0)
 
     def prepared(self, agreed: Preprocessing) -> Federation:
         """The client's rows as all clients have agreed to prepare them."""
@@ -181,6 +213,9 @@ class OwnTable:
             if self.contents.column(self.contents.label).becomes == "boolean":
                 written = {name.lower(): k for name, k in written.items()}  # Yes here, yes there
             own = self.labels.class_names
+            for name in own:  # a rare class that no other client has named either
+                if name not in written and name.lower() not in written:
+                    raise PolicyError("a class has too few rows everywhere (min_count)")
             positions = np.array([written.get(name, written.get(name.lower())) for name in own])
             labels[self.rows] = positions[self.labels.y]
         else:
@@ -307,11 +342,7 @@ def _fitted(name: str, by_client: Mapping[str, ColumnSchema], options: TableSche
         return fit_text(column, counts, categories, options.levels)
     whole = _whole(by_client.values())
     whole = replace(whole, gaps=whole.gaps + gaps)
-    # The median would take further queries: the mean follows from the sums.
-    middle = whole.mean
-    if column.becomes == "boolean":
-        middle = float(2 * whole.total > whole.count)
-    return fit_sums(column, whole, middle, options.scale)
+    return fit_sums(column, whole, middle(column, whole), options.scale)
 
 
 def _unit(name: str, by_client: Mapping[str, PlainColumn]) -> str:

@@ -21,8 +21,9 @@ from commonweal.base.memory import check_memory
 from commonweal.base.shares import product
 from commonweal.base.tensors import State, tensor_bytes
 from commonweal.config import catalog
-from commonweal.config.catalog import KINDS
+from commonweal.config.catalog import KINDS, Part
 from commonweal.config.experiment import PARTS, PATHS, Experiment, RunSettings, to_toml
+from commonweal.config.policy import Policy, read_policy
 from commonweal.data.federation import Federation
 from commonweal.data.identity import Source, identified
 from commonweal.data.population import Population
@@ -74,6 +75,7 @@ class OwnParts(TypedDict, total=False):
     patience: int | None
     monitor: Literal["mean", "worst"]
     holdout_clients: float
+    policy: str
     synthetic_from: str
     device: str
     precision: Literal["float32", "bfloat16"]
@@ -184,6 +186,8 @@ def build_dataset(experiment: Experiment) -> Federation:
     """The federation that an experiment names, with its partition and label noise."""
     dataset = experiment.dataset
     seed = dataset.get("seed", experiment.seed)
+    if experiment.policy and dataset["name"] == "table":
+        dataset = within(read_policy(experiment.policy), dataset)
     with _building("dataset", dataset, DataError):
         with opened_files() as files:
             loaded = catalog.build("datasets", dataset)
@@ -197,6 +201,11 @@ def build_dataset(experiment: Experiment) -> Federation:
         federation = build_federation(loaded, partition, noise, seed)
     is_drawn = isinstance(loaded, Pool) or bool(partition or noise or "seed" in dataset)
     return identified(federation, sources_of(list(files), dataset), is_drawn)
+
+
+def within(policy: Policy, dataset: Part) -> Part:
+    """The dataset `table` without categories that a policy does not let out."""
+    return Part(dataset | {"least_count": policy.min_count})
 
 
 def sources_of(paths: Sequence[Path], dataset: Mapping[str, object]) -> list[Source]:
@@ -287,6 +296,8 @@ def _check_engine(settings: RunSettings) -> None:
 
 def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
     _check_engine(settings)
+    if settings.policy and settings.engine == "torchrun":
+        raise ConfigError("policy is tried in the simulator: leave out engine = 'torchrun'")
     return engines.simulate(
         federation,
         seed=settings.seed,
@@ -294,6 +305,7 @@ def _engine(federation: Federation, settings: RunSettings) -> LocalEngine:
         device=settings.device,
         deterministic=settings.deterministic,
         ranks=settings.engine == "torchrun",
+        policy=read_policy(settings.policy) if settings.policy else None,
     )
 
 

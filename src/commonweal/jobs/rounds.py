@@ -284,6 +284,7 @@ def run(
         patience: Rounds without a better one, on validation samples, before the run stops.
         monitor: What "better" refers to: the "mean" over clients, or the "worst".
         holdout_clients: The share of clients that are held out of training.
+        policy: A file of what may leave a site, which is tried at every client.
         synthetic_from: The folder of a run whose synthetic samples every client also trains on.
         device: Where clients compute: "cpu", "cuda", "cuda:1" or "mps".
         precision: "bfloat16" trains in mixed precision, for GPUs. By default "float32".
@@ -451,12 +452,13 @@ def _publish(job: Job, store: Store) -> None:
 def _write_model(job: Job, store: Store | None, state: State) -> None:
     if store is None:
         return
-    if job.algorithm.promise is None:  # numbers of clients' rows are not released
+    releases = job.algorithm.promise is None and not job.settings.policy
+    if releases:  # else numbers of clients' rows are not released
         computed = final(job, state)
         write_final(store.folder, computed)
         if computed.threshold is not None:
             _write_preprocessing(job, store, computed.threshold.value)
-    scores = test_scores(job, state)
+    scores = None if job.settings.policy else test_scores(job, state)  # of single samples
     if scores is not None:
         write_test_scores(store.folder, scores)
     store.write_model(job.task.tensors(job.algorithm.model(state)))
@@ -585,8 +587,10 @@ def _evaluated(done: Round) -> Round:
     main, *further = evaluation.scores
     more = {n: _summary(evaluation, evaluation.scores[n], n, names) for n in further}
     mixture = algorithm.mixture(done.state, len(names))
+    refused = [f"evaluation: {names[k]}: {why}" for k, why in evaluation.refused.items()]
     done = replace(
         done,
+        warnings=(*done.warnings, *refused),
         evaluation=evaluation,
         metrics=_summary(evaluation, evaluation.score, main, names),
         more={name: values for name, values in more.items() if values},

@@ -19,6 +19,7 @@ from commonweal.base.errors import ConfigError
 from commonweal.base.randomness import Streams
 from commonweal.base.tensors import State, Tensors, is_finite, select
 from commonweal.config.experiment import RunSettings
+from commonweal.config.policy import Policy
 from commonweal.data.federation import Federation
 from commonweal.data.population import Population, Setting
 from commonweal.data.rows import Rows
@@ -172,6 +173,25 @@ class Sample:
 Conversation = Generator[Request, Replies, Outcome]
 
 
+def answer_within(
+    policy: Policy | None, algorithm: "Algorithm", request: Request, group: Group, rounds: int
+) -> tuple[Tensors, ClientState]:
+    """The answer of a group; with a policy of one client. Raises PolicyError where it refuses.
+
+    rounds: that the client has answered today, with this one
+    """
+    if policy is None:
+        return algorithm.answer(request, group)
+    policy.check_request(request.purpose, algorithm.task.scores, rounds)
+    client = int(group.ids)
+    sizes = [group.samples.train.sizes]
+    replies, states = algorithm.answer(request, group._replace(samples=group.samples.noting(sizes)))
+    rows = min(int(known[client]) for known in sizes if known[client] > 0)
+    counts = algorithm.counted(request, replies)
+    policy.check_reply(algorithm.fewest(rows), counts.flatten().tolist())
+    return replies, states
+
+
 def ask_clients(
     task: Task, request: Request, group: Group, wants: frozenset[Wanted] = frozenset()
 ) -> Ask:
@@ -271,6 +291,17 @@ class Algorithm:
     def answer(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         """Answer a request: return the clients' replies and their next states, (S, ...) each."""
         raise NotImplementedError
+
+    def counted(self, request: Request, values: Tensors) -> Tensor:
+        """The samples in each category and bin that one client's reply counts, for policies.
+
+        Where an algorithm does not say, a reply may be about a single sample.
+        """
+        return torch.ones(1)
+
+    def fewest(self, rows: int) -> int:
+        """Return the fewest samples that a loss or score rests on, where a client has so many."""
+        return rows
 
     def model(self, state: State) -> Tensor:
         """The server's model (d,). An accessor: it trains nothing."""

@@ -236,6 +236,14 @@ class Averaging(Algorithm):
         replies, states = self.trained(request, group)
         return replies | reports, states
 
+    def counted(self, request: Request, values: Tensors) -> Tensor:
+        if request.purpose == "describe":
+            return values["labels"]
+        return torch.empty(0)
+
+    def fewest(self, rows: int) -> int:
+        return min(rows, self.client.batch or rows) if self.loss == "batch" else rows
+
     def trained(self, request: Request, group: Group) -> tuple[Tensors, ClientState]:
         """The client method's replies to a request to train, through the channels."""
         replies, method = self.client.answer(self.ask_clients(request, group))

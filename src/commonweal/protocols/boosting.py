@@ -507,6 +507,18 @@ class Boosting(Algorithm):
         sums, counts = work.histograms(message)
         return {"sums": sums[None], "rows": counts[None]}, self.kept(group)
 
+    def counted(self, request: Request, values: Tensors) -> Tensor:
+        if request.purpose == "describe":
+            return values["labels"]
+        if request.purpose == "count":
+            below = torch.split(values["rows"][0], request.message["lengths"].tolist())
+            between = [rows.diff(prepend=rows.new_zeros(1)) for rows in below]
+            labels = values["labels"][0] if self.task.loss in CLASSIFICATION else torch.empty(0)
+            return torch.cat([*between, values["missing"][0], labels])
+        if request.purpose == "histogram":
+            return values["rows"]
+        return super().counted(request, values) if request.purpose == "median" else torch.empty(0)
+
     def kept(self, group: Group) -> ClientState:
         """The states of clients: which of them they are, where trees ask for it; else as before."""
         if not self.asks_clients:

@@ -14,8 +14,11 @@ from typing import ClassVar
 import torch
 
 from commonweal.base import randomness
+from commonweal.base.errors import ConfigError
 from commonweal.base.tensors import State, Tensors
 from commonweal.clients.local_model import VALIDATION_SHARE, LocalTraining, with_others
+from commonweal.config.experiment import RunSettings
+from commonweal.data.federation import Federation
 from commonweal.data.rows import Rows
 from commonweal.protocols.algorithm import Conversation, Group, Request, Sample
 from commonweal.protocols.averaging import Averaging
@@ -82,6 +85,11 @@ class Pooled(Averaging):
     @property
     def personalizes(self) -> bool:
         return True  # all clients use the same: the network and models of other kinds
+
+    def check(self, settings: RunSettings, federation: Federation | None) -> None:
+        super().check(settings, federation)
+        if settings.policy:
+            raise ConfigError("pooled needs all samples in one place, which no policy permits")
 
     @cached_property
     def _trainer(self) -> Averaging:

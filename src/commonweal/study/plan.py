@@ -51,6 +51,7 @@ OF_DATA = (
     "seed",
     "holdout_clients",
     "validation",
+    "policy",
     "synthetic_from",
 )
 

@@ -42,6 +42,17 @@ class Samples:
         """Samples that are in memory, by role."""
         return cls({"train": train, **others}.get)
 
+    def noting(self, sizes: list[Tensor]) -> "Samples":
+        """These samples; the clients' numbers of them are appended whenever they are read."""
+
+        def read(role: Role) -> Rows | None:
+            rows = self.read(role)
+            if rows is not None:
+                sizes.append(rows.sizes)
+            return rows
+
+        return Samples(read)
+
     @property
     def train(self) -> Rows:
         """The training samples."""

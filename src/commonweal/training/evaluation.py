@@ -1,7 +1,7 @@
 """Evaluation of one model on all clients' rows, and of each client's own model on its rows."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Optional
 
@@ -34,6 +34,7 @@ class Evaluation:
     personal: Optional["Evaluation"] = None  # by the clients' own models, where they have any
     # (K,) of personal models: the weight of all but the local ones, if there are others
     partners: Tensor | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)  # client -> why it sent nothing
 
     @property
     def score(self) -> Tensor:
@@ -47,6 +48,23 @@ class Evaluation:
         if self.undefined is not None:
             has_score = has_score & ~self.undefined
         return has_score.nonzero().flatten()
+
+    def without(self, refused: Mapping[int, str]) -> "Evaluation":
+        """The evaluation without the values of some clients."""
+        missing = torch.zeros(len(self.sizes), dtype=torch.bool)
+        missing[list(refused)] = True
+        return replace(
+            self,
+            losses=self.losses.masked_fill(missing, torch.nan),
+            scores={k: v.masked_fill(missing, torch.nan) for k, v in self.scores.items()},
+            sizes=self.sizes.masked_fill(missing, 0),
+            undefined=missing if self.undefined is None else self.undefined | missing,
+            personal=None if self.personal is None else self.personal.without(refused),
+            partners=None
+            if self.partners is None
+            else self.partners.masked_fill(missing, torch.nan),
+            refused=refused,
+        )
 
     def updated(self, ids: Tensor, other: "Evaluation") -> "Evaluation":
         """Replace the values of these clients by those of another evaluation, (S,)."""

@@ -1,7 +1,8 @@
-"""`commonweal flower export`: an experiment as a Flower app."""
+"""`commonweal flower`: an experiment as a Flower app, and what left a node."""
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote
 
 import typer
 
@@ -31,3 +32,30 @@ def export(
 
     write_app(read(file, changes or []), folder, nodes)
     typer.echo(f"wrote the Flower app {folder}; its README.md explains how to run it")
+
+
+@flower.command()
+def sent(
+    client: Annotated[str | None, typer.Option(help="One client; by default all.")] = None,
+    states: Annotated[
+        Path | None, typer.Option("--state-dir", help="The node's folder, if it was given one.")
+    ] = None,
+) -> None:
+    """List what left this machine's nodes, and what they refused, in words.
+
+    For example: commonweal flower sent --client Bonn
+    """
+    from commonweal.base.errors import RunError
+    from commonweal.flower.app import state_folder
+    from commonweal.flower.node import folder_of
+    from commonweal.flower.sent import FILE, read, summary
+
+    place = states or state_folder()
+    folders = sorted(path.parent for path in place.glob(f"*/{FILE}"))
+    if client is not None:
+        folders = [folder for folder in folders if folder == folder_of(place, client)]
+    if not folders:
+        raise RunError(f"no node has sent anything: {str(place)!r} has no list; give --state-dir")
+    for folder in folders:
+        typer.echo(unquote(folder.name))
+        typer.echo("\n".join(f"  {line}" for line in summary(read(folder))))

@@ -16,7 +16,17 @@ from commonweal.data.split import Split, some
 from commonweal.data.tables import plain_table
 from commonweal.data.tables.columns import Table
 from commonweal.data.tables.plain_table import GAP, GROUPED, PlainColumn
-from commonweal.data.tables.preprocessing import Preprocessing, Statistics, fit_numbers, fit_text
+from commonweal.data.tables.preprocessing import (
+    Preprocessing,
+    Statistics,
+    Summary,
+    described,
+    fit_numbers,
+    fit_sums,
+    fit_text,
+    middle,
+    often,
+)
 
 LEAST = 10  # training rows of a client without a column that is reported
 CHUNK = 1 << 16  # rows that become features at once
@@ -34,6 +44,7 @@ class Options:
     encoding: str = "utf-8"
     public: str = ""  # a file with fitted columns, in place of a fit
     union: bool = False  # clients may have different columns
+    least_count: int = 1  # rows of a category at a client, below which it is not named
 
 
 def fit_columns(
@@ -49,7 +60,8 @@ def fit_columns(
     """
     split = split.within(rows)
     train = split.train.rows
-    clients = split.train.by_client() if options.statistics == "federated" else [train]
+    apart = options.statistics == "federated" or options.least_count > 1
+    clients = split.train.by_client() if apart else [train]
     event = table.facts.event
     names = [name for name in table.profiles if name not in table.facts.no_features]
     if options.public:
@@ -113,12 +125,19 @@ def _fit_column(
         return column
     if column.becomes != "text":
         values = table.numbers(name)
+        if options.least_count > 1:
+            parts = (described(values[rows], options.least_count) for rows in clients)
+            whole = sum(filter(None, parts), Summary(0, 0, 0.0, 0.0))
+            return fit_sums(column, whole, middle(column, whole), options.scale)
         return fit_numbers(column, [values[rows] for rows in clients], options.scale)
     texts, codes = table.texts(name)
     counts = np.zeros(len(texts) + 1, np.int64)
     for rows in clients:
         own = codes[rows]
-        counts += np.bincount(np.where(own < 0, len(texts), own), minlength=len(counts))
+        counts += often(
+            np.bincount(np.where(own < 0, len(texts), own), minlength=len(counts)),
+            options.least_count,
+        )
     return fit_text(column, counts, texts.tolist(), options.levels)
 
 

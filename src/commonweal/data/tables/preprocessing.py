@@ -193,6 +193,31 @@ class Summary:
         return float(np.sqrt(self.squares / self.count)) if self.count else 0.0
 
 
+def often(counts: np.ndarray, least: int) -> np.ndarray:
+    """Counts of categories; 0 where there are fewer than so many."""
+    return np.where(counts < least, 0, counts)
+
+
+def described(values: np.ndarray, least: int) -> Summary | None:
+    """A client's report on a column of numbers that counts no fewer than so many of its rows.
+
+    Fewer gaps are filled with the mean. None: too few values, or one of only two is too rare.
+    """
+    whole = Summary.of(values)
+    kinds, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    if whole.count < least or (len(kinds) <= 2 and counts.min() < least):
+        return None
+    if whole.gaps >= least or whole.gaps == 0:
+        return whole
+    rows = whole.count + whole.gaps
+    return Summary(rows, 0, whole.mean * rows, whole.squares * rows / whole.count)
+
+
+def middle(column: PlainColumn, whole: Summary) -> float:
+    """The value for gaps where only sums are known, as the median would take further queries."""
+    return float(2 * whole.total > whole.count) if column.becomes == "boolean" else whole.mean
+
+
 def fit_numbers(column: PlainColumn, clients: Sequence[np.ndarray], scale: bool) -> PlainColumn:
     """The column with the statistics of its training rows, which are given client by client.
 

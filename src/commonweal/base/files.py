@@ -16,7 +16,7 @@ LOCK = "lock"  # a file in a folder that is being written, with the process's id
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems that have no locks
 
 
-def digest(*parts: bytes, size: int = 16) -> str:
+def digest(*parts: bytes | memoryview, size: int = 16) -> str:
     """A hash of bytes, as hexadecimal digits: two for each byte of its size."""
     total = hashlib.blake2b(digest_size=size)
     for part in parts:

@@ -45,9 +45,9 @@ def unflatten(flat: Mapping[str, Tensor]) -> State:
     return nested
 
 
-def tensor_bytes(value: Tensor) -> bytes:
-    """The bytes of a tensor of any type."""
-    return bytes(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+def tensor_bytes(value: Tensor) -> memoryview:
+    """The bytes of a tensor of any type, without a copy where they are in memory in one piece."""
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def select(values: Tensors, index: Tensor | slice) -> Tensors:

@@ -687,5 +687,5 @@ def _module_digest(task: Task) -> str:
     """A hash of the module's architecture and initial weights, and of a user's own functions."""
     words = [type(task.module).__qualname__, str(task.module), task.loss, task.score]
     words += [f"{key} {function_identity(function)}" for key, function in task.functions.items()]
-    content = b"".join(map(tensor_bytes, (task.initial, *task.frozen.values())))
-    return digest("\0".join(words).encode(), content, size=8)
+    tensors = map(tensor_bytes, (task.initial, *task.frozen.values()))
+    return digest("\0".join(words).encode(), *tensors, size=8)

@@ -23,6 +23,7 @@ def check_arguments(
     class_weight: tuple[float, ...] | None,
     precision: object,
     counted: object,
+    batch_memory: float,
     **_: object,
 ) -> None:
     expect("module", module, nn.Module, "a torch.nn.Module")
@@ -50,6 +51,9 @@ def check_arguments(
         expect("class_weight", weight, int | float, "a number for each class")
     if precision not in PRECISIONS:
         raise ConfigError(f"precision = {precision!r}: give one of {', '.join(PRECISIONS)}")
+    expect("batch_memory", batch_memory, int | float, "a number of MB")
+    if not batch_memory > 0:
+        raise ConfigError(f"batch_memory = {batch_memory}: give a number of MB above 0")
     expect("lower_is_better", lower_is_better, bool, "True or False")
     if counted is not None:
         expect_callable("counted", counted, "a function from labels to which positions count")

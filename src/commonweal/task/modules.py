@@ -1,6 +1,7 @@
 """Tools for torch modules: wrap, replace, initialise and inspect their layers."""
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -92,10 +93,19 @@ def frozen_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def frozen_digest(module: nn.Module) -> str:
     """A hash of the frozen tensors; empty: there are none."""
-    parts = []
+    parts: list[bytes | memoryview] = []
     for name, value in frozen_tensors(module).items():
         parts += [f"{name} {tuple(value.shape)} {value.dtype}".encode(), tensor_bytes(value)]
     return digest(*parts, size=8) if parts else ""
+
+
+def copied(module: nn.Module, trained: bool = False) -> nn.Module:
+    """A copy that shares the frozen parameters, which may be large, and the trained ones if told.
+
+    Buffers are copied: a call may write to them.
+    """
+    shared = [p for p in module.parameters() if trained or not p.requires_grad]
+    return deepcopy(module, {id(p): p for p in shared})
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from commonweal.base.errors import ConfigError
-from commonweal.task.scores import Score
+from commonweal.task.scores import Score, sum_by_client
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, labels -> (N,), or a torch loss
 Counted = Callable[[Tensor], Tensor]  # labels (N, ...) -> whether each position counts
@@ -153,14 +153,38 @@ class OwnLoss:
             )
         return counted
 
-    def of_client(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The losses (N,) of a client's samples, whose mean is the mean over its positions."""
-        losses = self(outputs, y)
-        if self._counted is None:
-            return losses
-        counts = self._counted(y).reshape(len(y), -1).sum(1).double()
-        mean = (losses * counts).sum() / counts.sum()
-        return mean + counts / counts.mean() * (losses - mean)
+    def as_score(self) -> Score:
+        """The loss as a score. Samples' statistics are their losses and the positions that count.
+
+        Its values per sample have the mean over a client's positions as their mean.
+        """
+
+        def row_stats(outputs: Tensor, y: Tensor) -> Tensor:
+            losses = self(outputs, y).double()
+            counts = torch.ones_like(losses)
+            if self._counted is not None:
+                counts = self._counted(y).reshape(len(y), -1).sum(1).double()
+            return torch.stack([losses, counts], 1)
+
+        def reduce(stats: Tensor, offsets: Tensor) -> Tensor:
+            losses, counts = stats.unbind(1)
+            return sum_by_client(losses * counts, offsets) / sum_by_client(counts, offsets)
+
+        def samples(stats: Tensor, offsets: Tensor) -> Tensor:
+            losses, counts = stats.unbind(1)
+            sizes = offsets.diff()
+            per_sample = sum_by_client(counts, offsets) / sizes
+            mean = reduce(stats, offsets).repeat_interleave(sizes)
+            return mean + counts / per_sample.repeat_interleave(sizes) * (losses - mean)
+
+        return Score(
+            row_stats,
+            reduce,
+            "your own loss",
+            lower_is_better=True,
+            in_per_cent=False,
+            samples=samples,
+        )
 
 
 def _has_reduction(function: LossFunction) -> bool:

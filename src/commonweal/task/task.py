@@ -56,6 +56,7 @@ class Batch(NamedTuple):
         return self.inputs
 
 
+BYTES = 16  # of training by number of the activations: values, gradients, and the loss's copies
 LOSS = "lower:loss"  # the score of a task with a loss of its own, by default
 
 
@@ -82,6 +83,10 @@ class Task:
         counted: Where each sample's label has several positions (tokens, pixels): a function from
             labels (N, ...) to whether each position counts. By default all do but those with the
             `ignore_index` of a torch loss. Losses and sizes of clients count positions.
+        batch_memory: About how many MB a forward and backward pass may take in each thread. The
+            gradient of a larger batch is the sum over its parts. Batches stay whole where samples
+            of a batch depend on each other (BatchNorm, contrastive losses), or a method's loss is
+            not the mean over samples.
 
     >>> task = Task(nn.Linear(2, 3))
     >>> task.size, task.initial.shape
@@ -104,6 +109,7 @@ class Task:
         variance: float | None = None,
         precision: str = "float32",
         counted: Counted | None = None,
+        batch_memory: float = 256,
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name != "self"}
         check_arguments(**self._given)
@@ -118,7 +124,7 @@ class Task:
             scoring = own_score(score, lower_is_better)
             score = score_name(score, lower_is_better)
         elif function is not None and not score:
-            scoring = own_score(function.of_client, lower_is_better=True)
+            scoring = function.as_score()
             score = LOSS
         self.module = module
         self.loss = loss or "cross-entropy"
@@ -134,10 +140,12 @@ class Task:
         self.variance = variance
         self.precision = precision
         self.counted = labelled if self.loss == "tokens" else counted
+        self.batch_memory = batch_memory
         self._fixed_on: dict[torch.device, Tensors] = {}
         self._drawing: dict[torch.Size, bool] = {}
         self._mixing: dict[torch.Size, bool] = {}
         self._widths: dict[torch.Size, int] = {}
+        self._divisible: dict[torch.Size, bool] = {}
         self._idle: dict[nn.Module, list[nn.Module]] = {}  # copies that no thread calls
         self._check_names()
         check_module(module)
@@ -244,7 +252,7 @@ class Task:
 
         Layers that are frozen or have no `reset_parameters` keep their values.
         """
-        module = deepcopy(self.module)
+        module = modules.copied(self.module)
         with shared_generator():
             torch.manual_seed(seed)
             for _, reset in modules.resettable(module):
@@ -360,7 +368,7 @@ class Task:
 
     @cached_property
     def _training(self) -> nn.Module:
-        module = deepcopy(self.module).train()
+        module = modules.copied(self.module, trained=True).train()
         for layer in module.modules():
             if type(layer) is nn.Linear:
                 layer.__class__ = modules.TransposedLinear  # the same parameters, another forward
@@ -375,7 +383,7 @@ class Task:
     @cached_property
     def _estimating(self) -> nn.Module:
         """In training mode, with running statistics that forget everything before."""
-        module = deepcopy(self.module).eval()
+        module = modules.copied(self.module, trained=True).eval()
         for layer in module.modules():
             if isinstance(layer, modules.BATCHNORM):
                 layer.train()
@@ -503,7 +511,7 @@ class Task:
 
     @cached_property
     def _inference(self) -> nn.Module:
-        return deepcopy(self.module).eval()
+        return modules.copied(self.module, trained=True).eval()
 
     def scaled(self, y: Tensor) -> Tensor:
         """The labels as the module is trained on them."""
@@ -601,7 +609,7 @@ class Task:
             args, kwargs = self.arguments(zeros_like(x, 2))
             with torch.no_grad(), shared_generator() as generator:
                 before = generator.get_state()
-                deepcopy(self.module).train()(*args, **kwargs)
+                modules.copied(self.module).train()(*args, **kwargs)
                 self._drawing[shape] = self.has_dropout or not generator.get_state().equal(before)
         return self._drawing[shape]
 
@@ -626,13 +634,32 @@ class Task:
             self._mixing[shape] = not torch.allclose(first, second, rtol=1e-4, atol=1e-5)
         return self._mixing[shape]
 
+    def at_once(self, x: Inputs, y: Tensor, count: int) -> int | None:
+        """The samples of a training step that `batch_memory` holds, of so many; None: all."""
+        most = max(1, int(self.batch_memory * 1e6 / (BYTES * self.width(x))))
+        return most if most < count and self._is_divisible(x, y) else None
+
+    def _is_divisible(self, x: Inputs, y: Tensor) -> bool:
+        """Return whether the gradient of a batch is the sum of the gradients of its parts."""
+        if self.loss == "cox" or len(x) < 2 or self.mixes(x):
+            return False
+        shape = x.shape[1:]
+        if shape not in self._divisible:
+            with torch.no_grad():
+                y = self.scaled(y[:2])
+                outputs = self.raw_outputs(self.initial.to(x.device), x[:2])
+                alone = [self.losses(outputs[k : k + 1], y[k : k + 1]) for k in range(2)]
+                both = self.losses(outputs, y)
+            self._divisible[shape] = torch.allclose(both, torch.cat(alone), rtol=1e-4, atol=1e-5)
+        return self._divisible[shape]
+
     def width(self, x: Inputs) -> int:
         """The numbers that a sample of x and its activations hold, the same on every machine."""
         shape = x.shape[1:]
         if shape not in self._widths:
             row = zeros_like(x, 1)
             args, kwargs = self.arguments(row)
-            activations = modules.count_activations(deepcopy(self._inference), args, kwargs)
+            activations = modules.count_activations(modules.copied(self._inference), args, kwargs)
             self._widths[shape] = activations + sum(value.numel() for value in leaves(row))
         return self._widths[shape]
 

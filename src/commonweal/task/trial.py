@@ -6,7 +6,6 @@ parameters must be in the module: nothing else is trained.
 """
 
 from collections.abc import Iterator
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch.autograd.graph import Node
 from commonweal.base.errors import ConfigError
 from commonweal.base.generator import shared_generator
 from commonweal.data.samples import Inputs
-from commonweal.task.modules import changed_constant
+from commonweal.task.modules import changed_constant, copied
 from commonweal.task.own import pick_outputs
 from commonweal.task.task import Task
 
@@ -27,9 +26,9 @@ Results = tuple[Tensor, ...]  # outputs, and the buffers after them
 def check_step(task: Task, x: Inputs, y: Tensor) -> None:
     """Raise ConfigError where a step would change or need what is no part of the model."""
     kind = type(task.module).__name__
-    module = deepcopy(task.module).train()
+    module = copied(task.module).train()
     before = dict(module.named_parameters())
-    places = {name: value.data_ptr() for name, value in before.items()}
+    places = {name: _place(value) for name, value in before.items()}
     outputs = _outputs(task, module, x)
     if not outputs.requires_grad:
         raise ConfigError(f"the outputs of {kind} have no gradient: compute them without detach()")
@@ -48,7 +47,7 @@ def check_step(task: Task, x: Inputs, y: Tensor) -> None:
             )
     given = dict(task.module.named_parameters())
     for name, value in before.items():
-        if value.data_ptr() != places[name] or not torch.equal(value, given[name]):
+        if _place(value) != places[name] or not torch.equal(value, given[name]):
             raise ConfigError(
                 f"forward of {kind} changes its parameter {name}: compute it by "
                 "torch.nn.utils.parametrize, or keep it as a buffer if it is not trained"
@@ -67,18 +66,24 @@ def check_step(task: Task, x: Inputs, y: Tensor) -> None:
     _check_memory(task, module, x)
 
 
+def _place(value: Tensor) -> tuple[int, float]:
+    """Where a parameter is, and its sum: the copy shares those that are frozen."""
+    total = float(value.sum(dtype=torch.float64).nan_to_num()) if not value.requires_grad else 0.0
+    return value.data_ptr(), total
+
+
 def _check_memory(task: Task, used: nn.Module, x: Inputs) -> None:
     """Raise ConfigError if a module that was called once remembers more than its buffers."""
 
     def fresh() -> nn.Module:
-        module = deepcopy(task.module).train()
+        module = copied(task.module).train()
         with torch.no_grad():
             for own, value in zip(module.buffers(), used.buffers(), strict=True):
                 own.copy_(value)
         return module
 
     other = fresh()
-    counted = list(_counted(deepcopy(task.module).train(), used))
+    counted = list(_counted(copied(task.module).train(), used))
     for part, key in counted:
         setattr(other.get_submodule(part), key, OTHER)
     plain = _results(task, fresh(), x)

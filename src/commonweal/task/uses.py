@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from commonweal.base.tensors import Tensors
 from commonweal.task.members import member_module
-from commonweal.task.modules import fill
+from commonweal.task.modules import copied, fill
 from commonweal.task.own import Pick, pick_outputs
 from commonweal.task.task import Task
 
@@ -148,11 +148,12 @@ def mixed_module(task: Task, module: nn.Module, uses: Uses) -> nn.Module:
     chosen = [k for k, weight in enumerate(uses.weights.tolist()) if weight > 0]
     others = list(uses.others.items())
     members: list[nn.Module] = []
+    module = deepcopy(module)  # its frozen part once for all members
     for k in chosen:
         if k >= len(uses.models):
             members.append(member_module(*others[k - len(uses.models)]))
             continue
-        member = deepcopy(module).eval()
+        member = copied(module).eval()
         fill(member, task.tensors(uses.models[k]))
         members.append(member)
     mixed, pick = members[0], task.output

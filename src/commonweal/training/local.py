@@ -227,7 +227,12 @@ class _Training:
         if self.vectorize is single:
             task = channels_last(task, rows.inputs)
         mask = None if trains is None else trains.to(rows.device)
-        return AutogradTrainer(self.objective, self.optimizer, mask, task, self.vectorize)
+        at_once = None
+        if self.objective.is_sum:
+            samples = int(self.plan.batch.max()) * len(self.plan.batch)
+            at_once = task.at_once(rows.inputs, rows.y, samples)
+        vectorize = self.vectorize
+        return AutogradTrainer(self.objective, self.optimizer, mask, task, vectorize, at_once)
 
     def train(
         self, models: bool, place: Tensor | None, watched: Tensor

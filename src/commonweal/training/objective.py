@@ -180,6 +180,17 @@ class Objective(NamedTuple):
         return tuple(point for point in self.at if isinstance(point, Between))
 
     @property
+    def of_samples(self) -> "Objective":
+        """The samples' losses without further terms: of the parts of a batch but the first."""
+        points = (p._replace(angle=0.0) if isinstance(p, Between) else p for p in self.at)
+        return self._replace(at=tuple(points), proximal=())
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the objective of a batch is a sum over its samples, plus terms without them."""
+        return self.reduction is MEAN and self.custom is None
+
+    @property
     def learned(self) -> tuple[str, ...]:
         """The mixing coefficients that take a step at the first batch of a round."""
         return tuple(p.m for p in self.pairs if p.learns and isinstance(p.m, str))

@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from commonweal.base.errors import ConfigError, DataError
+from commonweal.base.tensors import Tensors
 from commonweal.config.experiment import Experiment, read
 from commonweal.config.policy import read_policy
 from commonweal.data.federation import Federation
@@ -34,6 +35,7 @@ from commonweal.flower.node import (
     to_settings,
 )
 from commonweal.flower.own_table import OwnTable
+from commonweal.flower.secure import answer_masked
 from commonweal.flower.sent import Entry, refusals
 from commonweal.jobs import job as jobs
 from commonweal.jobs import rounds
@@ -118,9 +120,14 @@ def make_client_app(experiment: Experiment | str | Path) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         node, setting, key = received(message, context)
         records = message.content.array_records
-        each = to_tensors(records["each"]) if "each" in records else {}
-        values = node.answer(setting, to_tensors(records["message"]), key, each)
-        return Message(RecordDict({"reply": to_record(values)}), reply_to=message)
+
+        def answer() -> Tensors:
+            each = to_tensors(records["each"]) if "each" in records else {}
+            return node.answer(setting, to_tensors(records["message"]), key, each)
+
+        if key.purpose in node.algorithm(setting).masked:
+            return answer_masked(message, context, answer)
+        return Message(RecordDict({"reply": to_record(answer())}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

@@ -29,6 +29,7 @@ from commonweal.flower.node import (
 )
 from commonweal.flower.replies import check_reply, evaluated, gathered, unusual
 from commonweal.flower.reports import Problem, listed
+from commonweal.flower.secure import secure_sum
 from commonweal.protocols.algorithm import Algorithm, Replies, Request
 from commonweal.record.client_states import StateStore
 from commonweal.record.facts import RunFacts
@@ -253,7 +254,27 @@ class FlowerEngine(Engine, StateStore):
             if request.each:
                 own["each"] = to_record(select(request.each, slice(k, k + 1)))
             contents[self.population.names[client]] = own
+        if request.purpose in algorithm.masked:
+            return self._secure_sum(request, contents)
         return self._replies(algorithm, request, self._ask(contents, MessageType.TRAIN))
+
+    def _secure_sum(self, request: Request, contents: Mapping[str, RecordDict]) -> Replies:
+        """The sum over the masked replies, of which none is seen."""
+        names = {self.nodes[name]: name for name in contents if name in self.nodes}
+
+        def ask(by_node: Mapping[int, RecordDict]) -> Answers:
+            named = {names[node]: content for node, content in by_node.items()}
+            return self._ask(named, MessageType.TRAIN)
+
+        sums = secure_sum(ask, {node: contents[name] for node, name in names.items()})
+        clients, failed = [], {}
+        for client in request.clients.tolist():
+            node = self.nodes.get(self.population.names[client])
+            if node in sums.nodes:
+                clients.append(client)
+            else:
+                failed[client] = AWAY.text if node is None else sums.failed[node]
+        return Replies(torch.tensor(clients, dtype=torch.int64), sums.values, failed)
 
     def _let_in(self) -> None:
         """Let nodes in that have come since the last request."""

@@ -244,6 +244,11 @@ class Algorithm:
         return frozenset()
 
     @property
+    def masked(self) -> frozenset[str]:
+        """The purposes of requests whose replies leave a client masked, for secure sums."""
+        return frozenset()
+
+    @property
     def promise(self) -> Promise | None:
         """The run's promise about the privacy of its clients; None: there is none."""
         return None

@@ -41,6 +41,7 @@ from commonweal.protocols.algorithm import (
 )
 from commonweal.protocols.averaging import label_counts
 from commonweal.protocols.growing import Growing, Limits, Question
+from commonweal.protocols.sums import UNAVAILABLE, rules_of_losses
 from commonweal.protocols.tree_work import LEFT, VALUE, TreeWork, bins_of
 from commonweal.rules.rule import Decision, Need, Reports, Rule, decide
 from commonweal.task import scores
@@ -53,7 +54,6 @@ from commonweal.training.evaluation import by_client
 from commonweal.training.gradients import GRADIENTS
 
 PLAIN = Client()  # of which boosting needs nothing
-UNAVAILABLE: frozenset[Need] = frozenset({"update", "loss_after"})
 COLUMNS, ROWS = map(purpose, ("columns", "histogram"))  # of the random streams that draw them
 Preparing = Generator[Request, Replies, State]
 
@@ -598,19 +598,6 @@ def growing_trees(grown: list[Growing]) -> Tensors:
         own_slots[growing.asked] = number + np.arange(len(growing.asked))
         number += len(growing.asked)
     return {"tree": torch.from_numpy(tree), "slots": torch.from_numpy(slots)}
-
-
-def rules_of_losses() -> list[str]:
-    """The names of the rules that boosting takes, by their defaults."""
-    names = []
-    for name, entry in entries("rules").items():
-        try:
-            rule = entry.factory()
-        except TypeError:  # it is a rule around another one
-            continue
-        if isinstance(rule, Rule) and not rule.needs & UNAVAILABLE:
-            names.append(name)
-    return names
 
 
 def _takes_trees(entry: Entry) -> bool:

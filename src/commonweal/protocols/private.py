@@ -31,9 +31,9 @@ from commonweal.protocols.privacy.weighing import CLIP, PUBLIC, weigh
 from commonweal.protocols.samplers.poisson import Poisson
 from commonweal.protocols.samplers.sampler import Sampler
 from commonweal.protocols.samplers.uniform import Uniform
+from commonweal.protocols.sums import collected
 from commonweal.rules.private_form import Federated, PrivateForm, guessing_loss, number
 from commonweal.rules.rule import Rule
-from commonweal.training.client import Client
 from commonweal.training.client_state import ClientState
 
 NEAREST = {
@@ -132,7 +132,7 @@ class Private(Averaging):
                 f"{client} has the server keep what clients sent without noise: use 'sgd' or "
                 "'fedprox'"
             )
-        collects = _collects(self.client, self.rounds)
+        collects = collected(self.client, self.rounds)
         if collects:
             yield (
                 f"{client} collects replies without noise from all clients ({collects}), as for "
@@ -328,23 +328,6 @@ class Private(Averaging):
         sent, memory = weigh(self.form, updates, losses, memory, message, self.quantile != "none")
         values = {"update": sent.updates, "statistics": sent.statistics, "weight": sent.weights}
         return values, memory
-
-
-def _collects(client: Client, rounds: int) -> str:
-    """The first request of a method in any round whose replies are used; empty: there is none."""
-    if type(client).after is Client.after:
-        return ""
-    for round in range(1, rounds + 1):
-        requests = client.after(round, rounds)
-        try:
-            request = next(requests)
-            while request.silent:
-                request = requests.send({})
-        except StopIteration:
-            continue
-        requests.close()
-        return f"{request.purpose!r} after round {round}"
-    return ""
 
 
 def _unavailable(rule: Rule) -> str:

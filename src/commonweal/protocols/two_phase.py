@@ -1,7 +1,7 @@
 """two-phase: losses first, then updates that are already weighted, of which only the sum is used.
 
 What secure aggregation needs: the server never looks at a single update. It equals averaging for
-rules that do not need updates.
+rules that do not need updates. With `secure`, Flower masks the updates of its clients.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,11 @@ from commonweal.protocols.algorithm import (
     unchanged,
 )
 from commonweal.protocols.averaging import Averaging, buffer_weights
+from commonweal.protocols.sums import UNAVAILABLE, collected, rules_of_losses
 from commonweal.rules.rule import Decision, decide
 from commonweal.training.client_state import ClientState
+
+NEARLY_ALL = 0.9  # of the weight: a sum in which one client has more is nearly its update
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,23 +34,39 @@ class TwoPhase(Averaging):
     """w <- server optimizer's step along sum_i v_i, v_i = weights_i (w - w_i) computed by client i
 
     Where a client does not answer the second request, the others' weights are scaled up.
+
+    secure: clients on Flower mask their updates, so that the server sees only their sum (SecAgg+).
+        The simulator adds them up without masks
     """
+
+    secure: bool = False
 
     always_evaluates: ClassVar[bool] = True  # losses come first
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unavailable = self.rule.needs & {"update", "loss_after"}
+        unavailable = self.rule.needs & UNAVAILABLE
         if unavailable:
             raise ConfigError(
                 f"two-phase decides before clients train, but the rule needs {sorted(unavailable)}"
-                ": use a rule of losses, such as 'aaggff-s', or the algorithm 'averaging'"
+                f": use a rule of losses, which are {', '.join(rules_of_losses())}, or grouped or "
+                "excess around one of them, or the algorithm 'averaging'"
             )
         if self.client.init_shared(self.task):
             raise ConfigError(
                 "two-phase shows the server sums only, but this client method needs each reply: "
                 "use the algorithm 'averaging'"
             )
+        collects = collected(self.client, self.rounds) if self.secure else ""
+        if collects:
+            raise ConfigError(
+                "secure = true shows the server sums only, but this client method collects each "
+                f"client's reply ({collects}): use 'sgd', 'ditto' or 'fedper', or secure = false"
+            )
+
+    @property
+    def masked(self) -> frozenset[str]:
+        return frozenset({"train"}) if self.secure else frozenset()
 
     def exchange(self, state: State, sample: Sample) -> Conversation:
         """Losses first, then weighted updates."""
@@ -61,14 +80,14 @@ class TwoPhase(Averaging):
             "weight": decision.weights.float(),
             "buffer_weight": buffer_weights(decision.weights).float(),
         }
-        replies = yield Request(reports.clients, self.ask(state), "train", each)
+        replies = yield Request(reports.clients, self.ask(state), "train", each, self.secure)
         return self.finish(state, reports, decision, replies)
 
     def finish(
         self, state: State, reports: Replies, decision: Decision, replies: Replies
     ) -> Outcome:
         """Move the model along the sum of what arrived."""
-        replies = self.decode(replies.finite())
+        replies = self.decode(_finite_sum(replies) if self.secure else replies.finite())
         failed = reports.failed | replies.failed
         diverged = reports.diverged | replies.diverged
         answered = torch.isin(reports.clients, replies.clients)
@@ -81,13 +100,17 @@ class TwoPhase(Averaging):
         buffers = buffer_weights(weights)[answered].sum()
         direction = torch.cat([total[:n] / arrived, total[n:] / buffers]).to(total.dtype)
         following = self.move(state, direction, weights[answered]) | {"rule": decision.state}
+        warnings = decision.warnings
+        share = float((weights[answered].abs() / weights[answered].abs().sum()).max())
+        if self.secure and share > NEARLY_ALL:
+            warnings += (f"{share:.0%} of the weight is one client's: the sum shows its update",)
         return Outcome(
             following,
             reports.clients[answered],
             weights[answered] / arrived,
             failed | decision.dropped,
             decision.capped,
-            decision.warnings,
+            warnings,
             diverged,
         )
 
@@ -95,7 +118,9 @@ class TwoPhase(Averaging):
         if request.purpose == "loss":
             return self.report(request.message, group) | self.size(group), group.states
         if request.purpose != "train":
-            return super().answer(request, group)
+            replies, states = super().answer(request, group)
+            # Of the requests of a client method only silent ones are left.
+            return ({} if self.secure and request.purpose != "describe" else replies), states
         # Channels come first: a client clips what it computed, and then weighs it.
         replies, states = self.trained(request, group)
         return {"update": replies["update"] * self._factors(group)}, states
@@ -108,6 +133,16 @@ class TwoPhase(Averaging):
             is_buffer = is_buffer[~mask]
         weight = group.each["weight"][:, None]
         return torch.where(is_buffer, group.each["buffer_weight"][:, None], weight)
+
+
+def _finite_sum(replies: Replies) -> Replies:
+    """The sum over the replies, or nobody's where it is not finite: who spoils it is not known."""
+    if all(value.isfinite().all() for value in replies.values.values()):
+        return replies
+    reason = "the sum of the updates is not finite: local training diverged"
+    lost = dict.fromkeys(replies.clients.tolist(), reason)
+    diverged = replies.diverged | lost.keys()
+    return Replies(replies.clients[:0], {}, replies.failed | lost, diverged)
 
 
 ENTRIES = {"two-phase": TwoPhase}

@@ -1,5 +1,6 @@
 """Secure sums: what a server sees of a two-phase run, and what comes of clients that drop out."""
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -177,6 +178,44 @@ def test_what_a_client_computed_wrongly_spoils_no_sum(tmp_path: Path) -> None:
     )
 
 
+TREES = {"algorithm": {"name": "boosting", "secure": True}, "client": "sgd", "rule": "afl"}
+
+
+def test_histograms_of_trees_are_masked(tmp_path: Path) -> None:
+    given = experiment(**TREES, rounds=1)
+    grid = Watched(given, tmp_path / "states")
+    # A client that drops out before its histogram: the tree is grown by the others.
+    dropped: list[int] = []
+
+    def drop(stage: str, client: int, message: Message) -> None:
+        request: Any = message.content.config_records.get("request", {"purpose": ""})
+        if stage == "setup" and request["purpose"] == "histogram" and not dropped:
+            dropped.append(3)
+            grid.dropping = {"collect_masked_vectors": dropped}
+
+    grid.change = drop
+    secure = run(grid, given, tmp_path / "run")
+    contents = [content for _, _, content in grid.transcript]
+    records = [record for content in contents for record in content.array_records.values()]
+    sent = set().union(*records)
+    assert {"loss", "size"} <= sent and not sent & {"sums", "rows", "labels", "missing"}
+    (own,) = (tmp_path / "states").glob("0/sent.jsonl")
+    lists = [json.loads(line)["what"] for line in own.read_text().splitlines()]
+    assert all("masked" in word for what in lists for word in what if word.startswith("sums"))
+    assert any(word.startswith("sums") for what in lists for word in what)
+    assert set(secure.rounds[0].dropped) == {"3"}
+    plain = Watched(experiment(**TREES | {"algorithm": "boosting"}, rounds=1), tmp_path / "plain")
+    dropped.clear()
+
+    def drop_plainly(stage: str, client: int, message: Message) -> None:
+        plain.dropping = {"plain histogram": [3]}
+
+    plain.change = drop_plainly
+    expected = run(plain, experiment(**TREES | {"algorithm": "boosting"}, rounds=1), tmp_path / "b")
+    close(vector(secure), vector(expected), rtol=1e-5, atol=1e-6)
+    assert secure.rounds[0].metrics == pytest.approx(expected.rounds[0].metrics)
+
+
 # The sum alone
 
 
@@ -287,6 +326,12 @@ def test_other_shapes_than_most_are_left_out() -> None:
     [
         ({"rule": "adafed"}, "aaggff-s.*term"),
         ({"client": {"name": "scaffold"}}, "needs each reply"),
+        (TREES | {"rule": "adafed"}, "aaggff-s.*term"),
+        (
+            TREES | {"algorithm": {"name": "boosting", "secure": True, "personal": "client"}},
+            "leave personal out",
+        ),
+        (TREES | {"client": {"name": "choice"}, "validation": 0.2}, "collects each client's"),
         ({"client": {"name": "choice"}, "validation": 0.2}, "collects each client's reply"),
     ],
 )

@@ -336,7 +336,10 @@ class Node:
         entry = sent.Entry(key.purpose[:80], run=key.run[:16], round=key.round)
         with sent.refusals(self.folder, entry, self.policy):
             replies = self._answer(setting, message, key, each)
-        sent.append(self.folder, replace(entry, what=sent.in_words(replies)))
+        words = sent.in_words(replies)
+        if key.purpose in self.algorithm(setting).masked:
+            words = tuple(f"{word}, masked" for word in words)
+        sent.append(self.folder, replace(entry, what=words))
         return replies
 
     def _answer(self, setting: Schema, message: Tensors, key: RequestKey, each: Tensors) -> Tensors:

@@ -38,7 +38,7 @@ LIMB = 2**29  # Flower rounds to 32 bits: a number is sent as two of 29 bits and
 STEP = 2.0**-36  # to which numbers with fractions are rounded
 LARGEST = 2.0**57  # steps; of either sign
 MODULUS = 2**48  # of masked numbers, so that 2^18 clients can be added up
-KINDS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+KINDS = {kind: getattr(torch, kind) for kind in ("float32", "float64", "int32", "int64")}
 TYPES = "types"  # the record with the types of masked tensors by name
 
 Ask = Callable[[Mapping[int, RecordDict]], Answers]

@@ -41,7 +41,7 @@ from commonweal.protocols.algorithm import (
 )
 from commonweal.protocols.averaging import label_counts
 from commonweal.protocols.growing import Growing, Limits, Question
-from commonweal.protocols.sums import UNAVAILABLE, rules_of_losses
+from commonweal.protocols.sums import UNAVAILABLE, collected, rules_of_losses
 from commonweal.protocols.tree_work import LEFT, VALUE, TreeWork, bins_of
 from commonweal.rules.rule import Decision, Need, Reports, Rule, decide
 from commonweal.task import scores
@@ -53,6 +53,7 @@ from commonweal.training.client_state import NO_STATE, ClientState
 from commonweal.training.evaluation import by_client
 from commonweal.training.gradients import GRADIENTS
 
+SUMS = frozenset({"count", "histogram", "median"})  # the requests of which sums are used
 PLAIN = Client()  # of which boosting needs nothing
 COLUMNS, ROWS = map(purpose, ("columns", "histogram"))  # of the random streams that draw them
 Preparing = Generator[Request, Replies, State]
@@ -80,6 +81,8 @@ class Boosting(Algorithm):
     sample_columns: the share of the features that are drawn for a tree
     personal: "client" lets trees ask which client it is, so that each has trees of its own; who
         it is, only the client knows. Clients that take no part answer no to all such questions
+    secure: clients on Flower mask their counts and histograms, so that the server sees only their
+        sums (SecAgg+). The simulator adds them up without masks
     """
 
     task: Task
@@ -96,6 +99,7 @@ class Boosting(Algorithm):
     sample_columns: float = 1.0
     personal: Literal["none", "client"] = "none"
     client: Client = PLAIN
+    secure: bool = False
 
     together: ClassVar[bool] = True
 
@@ -111,6 +115,8 @@ class Boosting(Algorithm):
             raise ConfigError(f"boosting bins = {self.bins}: at most 255 are used")
         self._check_rule()
         self._check_client()
+        if self.secure:
+            self._check_secure()
         if self.task.is_network:
             kind = type(self.task.module).__name__
             raise ConfigError(
@@ -155,6 +161,24 @@ class Boosting(Algorithm):
                 f"method {type(self.client).__name__} local models: take one of the two"
             )
         self.client.check(self.task, self.rounds)
+
+    def _check_secure(self) -> None:
+        """Raise ConfigError where a sum would be one client's, or replies are used one by one."""
+        if self.asks_clients:
+            raise ConfigError(
+                f"personal = {self.personal!r} asks which client a row belongs to, so that "
+                "histograms are single clients': with secure = true, leave personal out"
+            )
+        collects = collected(self.client, self.rounds)
+        if collects:
+            raise ConfigError(
+                f"secure = true shows the server sums only, but {type(self.client).__name__} "
+                f"collects each client's reply ({collects}): leave it out, or secure"
+            )
+
+    @property
+    def masked(self) -> frozenset[str]:
+        return SUMS if self.secure else frozenset()
 
     @property
     def ensemble(self) -> TreeEnsemble:
@@ -491,8 +515,9 @@ class Boosting(Algorithm):
         if request.purpose == "describe":
             return {"labels": label_counts(group, int(message["classes"]))}, group.states
         asked = ask_clients(self.task, request, group)
-        if request.purpose not in ("loss", "count", "histogram", "median"):
+        if request.purpose not in {"loss", *SUMS}:
             replies, method = self.client.answer(asked)
+            replies = {} if self.secure else replies  # of which only silent ones are left
             return replies, group.states._replace(method=method)
         rows = self.client.rows(asked)
         work = self.work(rows, group)

@@ -75,6 +75,7 @@ PANELS = {  # of the help, in this order
         "ui",
         "predict",
         "predictions",
+        "withdraw",
         "estimates",
         "transfer",
         "export",

@@ -82,6 +82,7 @@ class RunSettings(pydantic.BaseModel):
     monitor: Literal["mean", "worst"] = "mean"  # what "better" means, over validation rows
     holdout_clients: float = Field(0.0, ge=0, lt=1)  # share of clients held out of training
     policy: str = ""  # a site's policy (TOML), tried at every client of the simulator
+    without: str | Names = ()  # clients that are left out, as if there were no such data
     synthetic_from: str = ""  # a run's folder, whose synthetic samples every client trains on too
     deterministic: bool = False  # one thread: the same bytes on any number of cores
     score: str | Names | None = None  # the main one first; None: the dataset's own
@@ -118,6 +119,11 @@ class RunSettings(pydantic.BaseModel):
         if isinstance(self.score, str):
             return tuple(name.strip() for name in self.score.split(","))
         return self.score
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names of the clients that are left out."""
+        return (self.without,) if isinstance(self.without, str) else self.without
 
 
 def _check_keys(values: Iterable[str], known: Collection[str]) -> None:

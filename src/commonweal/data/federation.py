@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from commonweal.base.arguments import expect, expect_callable, expect_int, expect_names
-from commonweal.base.errors import DataError
+from commonweal.base.errors import ConfigError, DataError
 from commonweal.base.shares import product
 from commonweal.data.arrays import as_array, as_features, as_labels, mapped, named_classes
 from commonweal.data.identity import Identity
@@ -45,6 +45,7 @@ from commonweal.data.split import (
     GroupedRows,
     Split,
     check_names,
+    check_without,
     draw_names,
     some,
     split_rows,
@@ -230,6 +231,28 @@ class Federation:
             held_out=HeldOut(
                 _chosen(self.names, held_out), joined_rows(self.train, self.test, held_out)
             ),
+        )
+
+    def without(self, names: Sequence[str]) -> "Federation":
+        """The federation without some clients, as if it had never had them.
+
+        Raises ConfigError where they are no clients, or where the features depend on their rows.
+        """
+        check_without(names, self.names)
+        if self.pooled:
+            raise ConfigError(
+                f"without = {list(names)}: the features are scaled by all clients' rows, so that "
+                "the others' depend on it; a table is read without it (dataset 'table')"
+            )
+        others = [k for k, name in enumerate(self.names) if name not in names]
+        ids = torch.tensor(others)
+        groups = self.groups
+        return replace(
+            self,
+            train=of_clients(self.train, ids),
+            test=of_clients(self.test, ids),
+            names=_chosen(self.names, ids),
+            groups=None if groups is None else _chosen(groups, ids),
         )
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from commonweal.base import randomness
 from commonweal.base.arguments import expect_int, expect_names
-from commonweal.base.errors import DataError
+from commonweal.base.errors import ConfigError, DataError, did_you_mean
 from commonweal.base.shares import product
 
 NEAR = 0.05  # how far 1 / share may be from a whole number that it stands for
@@ -115,6 +115,15 @@ def _check_positions(client: np.ndarray, names: Sequence[str]) -> None:
             f"client has the position {wrong}, but there are {len(names)} names: positions are "
             f"from 0 to {len(names) - 1}"
         )
+
+
+def check_without(without: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ConfigError unless these are clients, and others are left."""
+    for name in without:
+        if name not in names:
+            raise ConfigError(f"without: no client is called {name!r}: {did_you_mean(name, names)}")
+    if set(names) <= set(without):
+        raise ConfigError(f"without: of {len(names)} clients none is left")
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ ids and constants are left out. The preprocessing is saved with the run. An npz 
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -64,6 +65,7 @@ def table(
     clients: int | None = None,
     least_rows: int = 1,
     least_count: int = 1,
+    without: Names = (),
     test: Test = 0.2,
     order: str = "",
     split: str = "",
@@ -87,6 +89,7 @@ def table(
     clients: how many of the clients to use; least_rows: clients with fewer rows are left out
     least_count: categories and classes that no client has so often are not named; above 1, numbers
         are fitted by sums only
+    without: clients whose rows are not read, as if the file did not have them
     test: the share of each client's rows that is tested, or "last", a fifth, its last rows
     order: the column, such as a date, by which rows are the last; test rows are the last ones then
     split: a column that says which rows are test rows ("test"), or folds, of which the highest is
@@ -95,10 +98,12 @@ def table(
     """
     file = Path(path).expanduser()
     if file.suffix == ".npz":
+        if without:
+            raise ConfigError("an npz file has no columns: leave out without")
         if order or split or isinstance(test, str):
             raise ConfigError("an npz file has no columns: leave order, split and test = 'last'")
         return _from_npz(file, client, scale, clients, test, seed)
-    roles, fold = _roles(label, client, drop, keep, categories, missing, order, split)
+    roles, fold = _roles(label, client, drop, keep, categories, missing, without, order, split)
     opened = open_table(file, roles, separator, encoding)
     if separator == "auto":
         separator = separator_in(file, encoding)
@@ -114,6 +119,7 @@ def _roles(
     keep: Names,
     categories: Names,
     missing: Names,
+    without: Names,
     order: str,
     split: str,
 ) -> tuple[Roles, str]:
@@ -126,6 +132,7 @@ def _roles(
         keep=names_in(keep),
         categories=names_in(categories),
         missing=names_in(missing),
+        without=names_in(without),
         order=order,
         split=column.strip(),
     )
@@ -167,12 +174,15 @@ def file_columns(parameters: Mapping[str, Any], names: Sequence[str]) -> FileCol
     file = Path(given.arguments["path"]).expanduser()
     if file.suffix == ".npz":
         raise ConfigError(f"{str(file)!r} holds arrays, which have no columns: leave them out")
-    keys = ("label", "client", "drop", "keep", "categories", "missing", "order", "split")
+    keys = ("label", "client", "drop", "keep", "categories", "missing", "without", "order", "split")
     roles, fold = _roles(*(given.arguments[key] for key in keys))
     separator, encoding = given.arguments["separator"], given.arguments["encoding"]
     opened = open_table(file, roles, separator, encoding)
     least_rows, test = given.arguments["least_rows"], given.arguments["test"]
     rows = divide_rows(opened, test, fold, least_rows).rows
+    if roles.without:
+        whole = open_table(file, replace(roles, without=()), separator, encoding)
+        rows = np.flatnonzero(whole.others(roles.without))[rows]
     parts: dict[str, list[pyarrow.Array]] = {name: [] for name in names}
     for batch in read_batches(file, separator, encoding):
         for name, values in parts.items():

@@ -93,6 +93,8 @@ def check_experiment(experiment: Experiment) -> None:
             f"policy = {experiment.policy!r}: each node has its own, as policy= in its "
             "--node-config; leave it out"
         )
+    if experiment.without:
+        raise ConfigError(f"without = {experiment.without!r}: stop the client's node instead")
     if experiment.holdout_clients:
         raise ConfigError(
             f"holdout_clients = {experiment.holdout_clients}: on Flower every connected client "

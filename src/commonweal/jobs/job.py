@@ -76,6 +76,7 @@ class OwnParts(TypedDict, total=False):
     monitor: Literal["mean", "worst"]
     holdout_clients: float
     policy: str
+    without: str | Sequence[str]
     synthetic_from: str
     device: str
     precision: Literal["float32", "bfloat16"]
@@ -188,6 +189,9 @@ def build_dataset(experiment: Experiment) -> Federation:
     seed = dataset.get("seed", experiment.seed)
     if experiment.policy and dataset["name"] == "table":
         dataset = within(read_policy(experiment.policy), dataset)
+    is_read_without = dataset["name"] == "table" and experiment.partition is None
+    if experiment.left_out and is_read_without:
+        dataset = Part(dataset | {"without": experiment.left_out})
     with _building("dataset", dataset, DataError):
         with opened_files() as files:
             loaded = catalog.build("datasets", dataset)
@@ -199,6 +203,8 @@ def build_dataset(experiment: Experiment) -> Federation:
         if experiment.label_noise is not None:
             noise = catalog.build("noises", experiment.label_noise)
         federation = build_federation(loaded, partition, noise, seed)
+        if experiment.left_out and not is_read_without:
+            federation = federation.without(experiment.left_out)
     is_drawn = isinstance(loaded, Pool) or bool(partition or noise or "seed" in dataset)
     return identified(federation, sources_of(list(files), dataset), is_drawn)
 
@@ -492,6 +498,8 @@ def job_from_parts(task: Task, federation: Federation, **given: object) -> Job:
             raise ConfigError(f"run has no part {key!r}: {did_you_mean(key, known)}")
     parts = {key: given.pop(key) for key in GIVEN if key in given}
     settings = RunSettings(**given)
+    if settings.left_out:
+        federation = federation.without(settings.left_out)
     federation = identified(federation)
     task = _with_loss(task, federation)
     if settings.precision != "float32":

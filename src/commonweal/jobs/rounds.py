@@ -284,6 +284,7 @@ def run(
         patience: Rounds without a better one, on validation samples, before the run stops.
         monitor: What "better" refers to: the "mean" over clients, or the "worst".
         holdout_clients: The share of clients that are held out of training.
+        without: Clients that are left out, as if there were no such data.
         policy: A file of what may leave a site, which is tried at every client.
         synthetic_from: The folder of a run whose synthetic samples every client also trains on.
         device: Where clients compute: "cpu", "cuda", "cuda:1" or "mps".

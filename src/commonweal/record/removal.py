@@ -36,6 +36,7 @@ FILES = (
     PREPARATION,
     DATA,
     MARK,
+    "withdrawal.json",
     FACTS,
     EXPERIMENT,
 )

@@ -52,6 +52,7 @@ OF_DATA = (
     "holdout_clients",
     "validation",
     "policy",
+    "without",
     "synthetic_from",
 )
 

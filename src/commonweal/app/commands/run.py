@@ -52,7 +52,7 @@ def run(
     if not job.engine.leads:  # answer the process that runs the rounds, until it ends
         list(rounds.run(job))
         return
-    last = _run_job(job, experiment.title, folder, resume, force, silent)
+    last = run_job(job, experiment.title, folder, resume, force, silent)
     if not silent:
         console.say(f"saved in {folder}" if last else f"{folder} was finished already")
     record = Record.read(folder)
@@ -62,7 +62,7 @@ def run(
     show_run(record, quiet, as_json)
 
 
-def _run_job(job: "Job", title: str, folder: Path, resume: bool, force: bool, silent: bool) -> int:
+def run_job(job: "Job", title: str, folder: Path, resume: bool, force: bool, silent: bool) -> int:
     """Run all rounds. Returns the last one; 0: the run was finished before."""
     from commonweal.jobs import rounds
     from commonweal.report.progress import run_bar

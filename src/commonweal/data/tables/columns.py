@@ -8,7 +8,7 @@ on training rows later.
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import repeat
@@ -20,9 +20,9 @@ import pydantic
 
 from commonweal.base.errors import DataError, did_you_mean
 from commonweal.data.sources.cache import New, cached, write_arrays
-from commonweal.data.split import repeated
+from commonweal.data.split import check_without, repeated
 from commonweal.data.tables import plain_table
-from commonweal.data.tables.files import Batches
+from commonweal.data.tables.files import Batch, Batches
 from commonweal.data.tables.plain_table import PlainColumn
 from commonweal.data.tables.preprocessing import ID
 
@@ -68,6 +68,7 @@ class Roles:
     order: str = ""  # the column by which the last rows of a client are its test rows
     split: str = ""  # the column that says which rows are test rows
     missing: tuple[str, ...] = ()  # what means a missing value, as "column=999"
+    without: tuple[str, ...] = ()  # clients whose rows are not read
 
 
 def names_in(names: Names) -> tuple[str, ...]:
@@ -599,6 +600,10 @@ def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Tab
 
     options: by which `batches` read the file, or the folder of files
     """
+    if roles.without:
+        whole = read_table(file, batches, replace(roles, without=()), options)
+        batches = partial(remaining, batches, whole.others(roles.without))
+        options = f"{options} without {roles.without}"
     seen = read_survey(file, batches, options, roles.missing)
     facts = Facts.of(seen, roles)
     left_out = facts.left_out(seen)
@@ -628,6 +633,19 @@ def read_table(file: Path, batches: Batches, roles: Roles, options: str) -> "Tab
     for column, values in zip(plain, np.asarray(arrays["numbers"]), strict=True):
         numbers[column.name] = values
     return Table(facts, seen.rows, profiles, numbers, texts, seen.repeated)
+
+
+def remaining(batches: Batches, mask: np.ndarray) -> Iterator[Batch]:
+    """Yield the rows of a file for which a mask (n,) is true, some at a time."""
+    import pyarrow
+
+    start = 0
+    for batch in batches():
+        end = start + len(next(iter(batch.values())))
+        chosen = pyarrow.array(mask[start:end])
+        if mask[start:end].any():
+            yield {name: values.filter(chosen) for name, values in batch.items()}
+        start = end
 
 
 @dataclass(frozen=True, eq=False)
@@ -683,6 +701,13 @@ class Table:
         """The clients' names and each row's position among them; None: no column names them."""
         names = self.facts.client
         return reduce(_both, map(self.texts, names)) if names else None
+
+    def others(self, without: Sequence[str]) -> np.ndarray:
+        """A mask (n,) of the rows of other clients than these. Raises ConfigError for no client."""
+        names, codes = self.clients() or (np.array([], dtype=str), np.array([]))
+        check_without(without, names.tolist())
+        mask: np.ndarray = ~np.isin(codes, np.flatnonzero(np.isin(names, without)))
+        return mask
 
     def complete(self) -> np.ndarray:
         """The numbers of the rows that have a value in every required column, features apart."""

@@ -36,6 +36,7 @@ NOT_RUN = {
     r"flwr |flower-superlink|flower-supernode": "real processes: tests/flower/test_deployment.py",
     r"commonweal fit patients": "it takes minutes: tests/app/commands, tests/docs/test_own_page.py",
     r"commonweal estimates": "it needs more than two rounds: tests/protocols/test_glm.py",
+    r"commonweal withdraw .*--verify": "files are left: tests/study/test_withdrawal.py",
     r"commonweal ui": "it serves until it is stopped: tests/app/ui",
     r"commonweal data get": "it downloads: tests/datasets/test_download.py",
     r"(PYTHONPATH\S+ |COMMONWEAL_DATA\S+ )*python3? benchmarks/": "minutes; the file must exist",

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 import typer
 
+from commonweal.app.commands import console
 from commonweal.app.commands.options import Changes, ExperimentFile
 
 flower = typer.Typer(help="Run an experiment on Flower, across machines.", no_args_is_help=True)
@@ -45,7 +46,6 @@ def sent(
 
     For example: commonweal flower sent --client Bonn
     """
-    from commonweal.base.errors import RunError
     from commonweal.flower.app import state_folder
     from commonweal.flower.node import folder_of
     from commonweal.flower.sent import FILE, read, summary
@@ -55,7 +55,7 @@ def sent(
     if client is not None:
         folders = [folder for folder in folders if folder == folder_of(place, client)]
     if not folders:
-        raise RunError(f"no node has sent anything: {str(place)!r} has no list; give --state-dir")
+        console.say(f"no node has sent anything: {str(place)!r} has no list (--state-dir)")
     for folder in folders:
         typer.echo(unquote(folder.name))
         typer.echo("\n".join(f"  {line}" for line in summary(read(folder))))

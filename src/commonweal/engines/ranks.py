@@ -239,7 +239,7 @@ class Ranks(Simulator):
         results = []
         for _, answer in self._ask(algorithm, question):
             results.append((answer["losses"], _within("stats/", answer)))
-        return joined(results)
+        return joined(results, sum(len(losses) for losses, _ in results))
 
     def _personal(
         self, algorithm: Algorithm, message: Tensors, part: str

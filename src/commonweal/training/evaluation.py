@@ -1,6 +1,6 @@
 """Evaluation of one model on all clients' rows, and of each client's own model on its rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Optional
@@ -135,7 +135,9 @@ def evaluate_rows(
         chosen = part if index is None else index[part]
         return task.evaluate_rows(w, rows.inputs[chosen], rows.y[chosen])
 
-    return joined(list(in_threads(evaluate_part, parts, _pieces(rows, len(parts)))))
+    total = len(rows.y) if index is None else len(index)
+    count = sum(len(range(total)[part]) for part in parts)
+    return joined(in_threads(evaluate_part, parts, _pieces(rows, len(parts))), count)
 
 
 def evaluate_rows_by_models(
@@ -167,7 +169,7 @@ def evaluate_rows_by_models(
 
     groups = pack(costs.tolist(), budget, sizes.tolist())
     parts = in_threads(evaluate_group, groups, _pieces(rows, len(groups)))
-    return joined(list(chain.from_iterable(parts)))
+    return joined(chain.from_iterable(parts), int(sizes.sum()))
 
 
 def _pieces(rows: Rows, count: int) -> int:
@@ -246,10 +248,18 @@ def _padded(rows: Rows, ids: Tensor, columns: int) -> Iterator[tuple[Tensor, Ten
         yield index[torch.where(real, first + column, first)], real
 
 
-def joined(parts: list[tuple[Tensor, Tensors]]) -> tuple[Tensor, Tensors]:
-    """The losses and statistics of rows from those of consecutive parts."""
-    losses = torch.cat([loss for loss, _ in parts])
-    stats = {}
-    for name in parts[0][1]:
-        stats[name] = torch.cat([values[name] for _, values in parts])
-    return losses, stats
+def joined(parts: Iterable[tuple[Tensor, Tensors]], count: int) -> tuple[Tensor, Tensors]:
+    """The losses and statistics of so many rows from those of consecutive parts.
+
+    They are copied part by part: small tensors that stay between large ones which are freed would
+    keep their memory from being used again.
+    """
+    everything: Tensors = {}
+    begin = 0
+    for losses, stats in parts:
+        for name, values in {"": losses, **stats}.items():
+            if name not in everything:
+                everything[name] = values.new_empty(count, *values.shape[1:])
+            everything[name][begin : begin + len(values)] = values
+        begin += len(losses)
+    return everything.pop(""), everything

@@ -51,6 +51,7 @@ DATASETS |= {"fashion-mnist": ("fashion_mnist", "train-images-idx3-ubyte")}
 PIECES = {"design.md"}
 # Pages whose commands another test runs, with what they print.
 ELSEWHERE = {
+    "text.md": "tests/models/test_transformers.py: it needs transformers and peft",
     "own.md": "tests/docs/test_own_page.py",
     "flower.md": "tests/flower/test_strategy.py, test_mods.py: parts of apps",
     "flower-experiment.md": "tests/flower/test_walkthrough.py and test_command.py: real processes",

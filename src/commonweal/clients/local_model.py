@@ -36,7 +36,8 @@ from commonweal.training.objective import At, Objective
 
 GRID = torch.linspace(0, 1, 11)  # the weights in mixtures that are compared
 PAIRS = torch.stack([1 - GRID, GRID], 1)  # (11, 2) weights of two models that are compared
-LIKELIHOODS = ("cross-entropy", "binary", "tokens", "cox")  # losses in units of log-likelihood
+# Losses in units of log-likelihood.
+LIKELIHOODS = ("cross-entropy", "binary", "tokens", "causal", "cox")
 LARGEST = torch.finfo(torch.float32).max
 SMALLEST = 1e-12  # mean loss of a model that is right on all samples
 SCOUTED = 0.6  # the share of the rounds with validation samples

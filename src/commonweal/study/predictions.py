@@ -80,7 +80,7 @@ def _check(record: Record) -> None:
         raise RunError(f"{where} is private: predictions of single samples are outside its promise")
     if record.facts.engine == "flower":
         raise RunError(f"{where} ran on Flower: its samples are at the nodes")
-    if record.loss == "tokens":
+    if record.loss in ("tokens", "causal"):
         raise RunError(f"{where} predicts tokens, which are no lines of a table")
 
 

@@ -54,6 +54,11 @@ def _tokens(outputs: Tensor, y: Tensor) -> Tensor:
     return (losses * valid).sum(-1) / valid.sum(-1).clamp(min=1)
 
 
+def next_tokens(y: Tensor) -> Tensor:
+    """The label of the next position (N, L), as a causal model predicts it; -1 at the last one."""
+    return torch.cat([y[:, 1:], torch.full_like(y[:, :1], -1)], 1)
+
+
 def _cox(outputs: Tensor, y: Tensor) -> Tensor:
     """Cox's negative log partial likelihood by row (Breslow's way with ties); 0 where censored.
 
@@ -70,5 +75,6 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (N, outputs), (N,) 
     "absolute": _absolute,
     "poisson": _poisson,
     "tokens": _tokens,
+    "causal": _tokens,  # of `next_tokens`
     "cox": _cox,
 }

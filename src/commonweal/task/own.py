@@ -73,6 +73,11 @@ def labelled(y: Tensor) -> Tensor:
     return y >= 0
 
 
+def labelled_next(y: Tensor) -> Tensor:
+    """Whether the position after each has a label."""
+    return y[:, 1:] >= 0
+
+
 def counted_by(function: LossFunction) -> Counted | None:
     """The positions that a torch loss counts; None: it is not known to ignore any."""
     if known_loss(function):

@@ -319,11 +319,12 @@ def _mean(stats: Tensor, offsets: Tensor) -> Tensor:
 
 
 SURVIVAL = ("cox",)
-TOKENS = ("tokens", "cross-entropy")
+TOKENS = ("tokens", "causal", "cross-entropy")
 
 # The score of a task that names none, by its loss.
 DEFAULTS = dict.fromkeys(REGRESSION, "r2-pooled") | {
     "tokens": "token-accuracy",
+    "causal": "likelihood",
     "cox": "concordance",
 }
 

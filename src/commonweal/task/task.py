@@ -23,7 +23,7 @@ from commonweal.data.samples import Inputs, Stacked, leaves, zeros_like
 from commonweal.models.tree_ensemble import TreeEnsemble
 from commonweal.task import modules, scores
 from commonweal.task.checks import check_arguments, check_module
-from commonweal.task.losses import LOSSES
+from commonweal.task.losses import LOSSES, next_tokens
 from commonweal.task.own import (
     Counted,
     LossFunction,
@@ -34,6 +34,7 @@ from commonweal.task.own import (
     function_name,
     known_loss,
     labelled,
+    labelled_next,
     own_score,
     pick_outputs,
     score_name,
@@ -68,7 +69,8 @@ class Task:
     Args:
         module: The model, in float32.
         loss: A name in LOSSES, or a function of outputs and labels: a torch loss, or any that
-            gives one loss per sample. By default what the labels suggest.
+            gives one loss per sample. By default what the labels suggest. "causal": each token
+            (N, L) is predicted from those before; labels below 0, such as -100, do not count.
         score: A name in SCORES, or a function of a client's outputs and labels that gives a number,
             or one per sample. By default the one that suits the loss.
         also: Further scores by name, which are recorded too.
@@ -139,7 +141,8 @@ class Task:
         self.log_target = log_target or loss == "poisson"
         self.variance = variance
         self.precision = precision
-        self.counted = labelled if self.loss == "tokens" else counted
+        of_tokens = {"tokens": labelled, "causal": labelled_next}
+        self.counted = of_tokens.get(self.loss, counted)
         self.batch_memory = batch_memory
         self._fixed_on: dict[torch.device, Tensors] = {}
         self._drawing: dict[torch.Size, bool] = {}
@@ -515,6 +518,8 @@ class Task:
 
     def scaled(self, y: Tensor) -> Tensor:
         """The labels as the module is trained on them."""
+        if self.loss == "causal":
+            return next_tokens(y)
         if self.target is None:
             return y
         mean, deviation = self.target
@@ -562,6 +567,7 @@ class Task:
             if counts is not None:
                 losses = torch.stack([losses, counts.to(losses)], 1)
             # Scores are in float64, which not every device has.
+            y = self.scaled(y) if self.loss == "causal" else y
             outputs, y = self.in_units(outputs).cpu(), y.cpu()
         stats = {}
         for name in self.scores:

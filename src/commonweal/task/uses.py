@@ -14,7 +14,11 @@ from commonweal.task.own import Pick, pick_outputs
 from commonweal.task.task import Task
 
 CLASSES = ("cross-entropy", "binary")  # losses of outputs that can be recalibrated
-LOG_PROBABILITIES = ("cross-entropy", "tokens")  # losses of outputs that are logits of classes
+LOG_PROBABILITIES = (
+    "cross-entropy",
+    "tokens",
+    "causal",
+)  # losses of outputs that are logits of classes
 NO_OTHERS: Tensors = {}
 
 

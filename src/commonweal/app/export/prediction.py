@@ -57,7 +57,7 @@ class ClientModels:
     """The models of a run: the global one, and what each client uses, where that differs."""
 
     def __init__(self, record: Record, trust: bool = False) -> None:
-        if record.loss == "tokens":
+        if record.loss in ("tokens", "causal"):
             raise ConfigError(
                 f"the model of {str(record.folder)!r} predicts tokens: apply its module yourself, "
                 "Record.read(folder).module()"

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup browser demo test coverage mutants lint lock bench campaign soak docs clean
+.PHONY: setup browser demo test coverage mutants lint lock bench campaign soak docs outputs clean
 
 setup: .venv/.done
 
@@ -76,3 +76,7 @@ clean:
 # The site, in build/site, with warnings as errors.
 docs: setup
 	OMP_NUM_THREADS=1 $(BIN)/python docs/_site/build_site.py
+
+# Writes what commands print into the pages that show it (`<!-- prints -->`; tests/page_outputs.py).
+outputs: setup
+	OMP_NUM_THREADS=1 COMMONWEAL_WRITE_OUTPUTS=1 $(BIN)/python -m pytest -n 2 tests/docs/test_pages.py tests/docs/test_own_page.py

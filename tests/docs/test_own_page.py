@@ -10,6 +10,7 @@ import pytest
 
 from commonweal import cli
 from own_table import write
+from page_outputs import check
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "own.md").read_text(encoding="utf-8")
@@ -34,21 +35,18 @@ def test_the_page_of_own_parts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
-    texts = []
     for language, text in BLOCKS:
         name = re.match(r"# (\w+\.py)\n", text)
         if language == "python" and name:
             Path(name[1]).write_text(text, encoding="utf-8")
         elif language == "csv":
             assert text.strip() in Path("patients.csv").read_text(encoding="utf-8-sig")
-        else:
-            texts.append(text)
     printed = {}
     for command in COMMANDS:
         capsys.readouterr()
         printed[command] = call(command, capsys)
     assert len(printed) == 25
-    assert [text for text in texts if text in printed["commonweal init patients.csv"]] == texts
+    check(DOCS / "own.md", printed)
     assert "('no', 'yes')" in printed["python in_python.py"]
     assert list(Path("runs").glob("patients-fedavg*")) and Path("card.md").exists()
     assert Path("predictions.csv").read_text() != Path("bonn.csv").read_text()
@@ -66,6 +64,7 @@ def test_the_page_about_ones_own_parts(
     commands = re.findall(r"^    (commonweal .*)$", page, re.M)
     printed = {command: call(command, capsys) for command in commands}
     assert len(printed) == 15
+    check(DOCS / "write.md", printed)
     explained = printed["commonweal show ./my_rules.py:WorstHalf"]
     assert "Equal weights for the clients" in explained and "power = 0.0" in explained
     assert "ok" in printed["commonweal check ./my_memory.py:Hedge"]

@@ -1,7 +1,8 @@
 """Every command and every Python snippet of README.md and docs/, run in the order of its page.
 
-Commands that train run for two rounds and one or two seeds. What cannot be run here has a line in
-NOT_RUN with the reason.
+Commands that train run for two rounds and one or two seeds, unless the page shows what they print:
+then they run as they are, and the output is compared (page_outputs). What cannot be run here has a
+line in NOT_RUN with the reason.
 """
 
 import re
@@ -17,6 +18,7 @@ import pytest
 from commonweal import cli
 from commonweal.data.sources.files import find_file
 from own_table import write
+from page_outputs import check, same, selected, shown
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -140,6 +142,31 @@ def test_training_is_shortened() -> None:
     )
 
 
+def test_what_a_page_shows_is_compared_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMMONWEAL_WRITE_OUTPUTS", raising=False)
+    page = tmp_path / "page.md"
+    block = "\n<!-- prints{} -->\n\n```text\n{}```\n\nAnd so on.\n"
+    command = "    commonweal show a\n" + block
+    snippet = "\n```python\nprint(1)\n```\n" + block
+    page.write_text(command.format(" 1 3-4", "") + snippet.format("", "1\n"), encoding="utf-8")
+    printed = {"commonweal show a": "a 0.700\nb  \n\nc\nd\n", "print(1)\n": "1\n"}
+    assert shown(page.read_text(encoding="utf-8")) == {"commonweal show a": "", "print(1)\n": "1\n"}
+    with pytest.raises(AssertionError, match=r"page.md shows another output .*commonweal show a"):
+        check(page, printed)
+    monkeypatch.setenv("COMMONWEAL_WRITE_OUTPUTS", "1")
+    check(page, printed)
+    monkeypatch.delenv("COMMONWEAL_WRITE_OUTPUTS")
+    expected = command.format(" 1 3-4", "a 0.700\n...\n\nc\n...\n") + snippet.format("", "1\n")
+    assert page.read_text(encoding="utf-8") == expected
+    check(page, printed | {"commonweal show a": "a 0.701\n\n\nc\nd\n"})
+    for wrong in ("a 0.72\n\n\nc\nd\n", "b 0.7\n\n\nc\nd\n", "a 0.7\n\n\nc\n"):
+        with pytest.raises(AssertionError, match=r"shows another output"):
+            check(page, printed | {"commonweal show a": wrong})
+    assert same("a │ 1", "a  │  1") and selected("a\nb", "2-") == "...\nb\n"
+
+
 def test_the_tests_that_hold_promises_exist() -> None:
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     tests = re.findall(r"`(tests/\S+\.py)::(\w+)`", page)
@@ -172,19 +199,23 @@ def test_every_command_and_snippet_runs(
     for command in BEFORE.get(page.name, []):
         cli.app(shlex.split(command)[1:], standalone_mode=False)
     names: dict[str, object] = {"__name__": "__main__"}
-    for step in steps(page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    printed = {}
+    for step in steps(text):
         capsys.readouterr()
         if step.kind == "command":
-            _call(step.text)
+            _call(step.text, whole=step.text in shown(text))
         elif step.kind == "python" and page.name not in PIECES:
             exec(compile(step.text, str(page), "exec"), names)
         elif step.kind.endswith(".py"):
             Path(step.kind).write_text(step.text, encoding="utf-8")
+        printed[step.text] = capsys.readouterr().out
+    check(page, printed)
     for name in [name for name in sys.modules if (tmp_path / f"{name}.py").exists()]:
         del sys.modules[name]
 
 
-def _call(command: str) -> None:
+def _call(command: str, whole: bool) -> None:
     why = reason(command)
     for script in re.findall(r"\b(?:benchmarks|examples|tests|docs)/[\w/]+\.(?:py|toml)", command):
         assert (ROOT / script).exists(), f"{command}: there is no {script}"
@@ -193,7 +224,8 @@ def _call(command: str) -> None:
     program = shlex.split(command)[0]
     assert program in ("commonweal", "python"), f"{command}: not run, and no reason is given"
     if program == "commonweal":
-        cli.app(shortened(command), standalone_mode=False)
+        arguments = shlex.split(command)[1:] if whole else shortened(command)
+        cli.app(arguments, standalone_mode=False)
         return
     arguments = shlex.split(command)[1:]
     if arguments[:2] == ["-m", "commonweal"]:

@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
 
-from commonweal.base.errors import CommonwealWarning, RunError
+from commonweal.base import files
+from commonweal.base.errors import CommonwealWarning, LockedError, RunError
 from commonweal.base.files import locked
 from commonweal.jobs.rounds import run
 from commonweal.record import store
@@ -82,6 +84,29 @@ def test_a_file_system_without_locks_is_reported_and_the_run_goes_on(
         finish(tmp_path / "run")
     assert len(warned) == 1
     assert Record.read(tmp_path / "run").finished
+
+
+def test_windows_has_one_writer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: set[int] = set()
+
+    def locking(handle: int, mode: int, count: int) -> None:
+        assert (mode, count) == (2, 1)
+        assert os.lseek(handle, 0, os.SEEK_CUR) >= 1 << 20  # the id stays readable
+        if os.fstat(handle).st_ino in taken:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        taken.add(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr(files, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # importing it is an error
+    with locked(tmp_path / "run"):
+        assert (tmp_path / "run" / "lock").read_text() == f"{os.getpid()}\n"
+        with (
+            pytest.raises(LockedError, match=rf"process \(id {os.getpid()}\)"),
+            locked(tmp_path / "run"),
+        ):
+            pass
+    assert len(taken) == 1 and not (tmp_path / "run" / "lock").exists()
 
 
 # Other files in the folder

@@ -14,6 +14,7 @@ from commonweal.base.errors import CommonwealWarning, LockedError, RunError
 
 LOCK = "lock"  # a file in a folder that is being written, with the process's id
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems that have no locks
+LOCKED_BYTE = 1 << 30  # behind the file's end: on Windows, nobody else can read a locked byte
 
 
 def digest(*parts: bytes | memoryview, size: int = 16) -> str:
@@ -154,12 +155,8 @@ def _hold(path: Path) -> int:
 
 
 def _lock(handle: int, path: Path) -> None:
-    if sys.platform == "win32":
-        return
-    import fcntl
-
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_now(handle)
     except BlockingIOError:
         process = os.read(handle, 20).decode(errors="replace").strip() or "unknown"
         raise LockedError(
@@ -175,3 +172,21 @@ def _lock(handle: int, path: Path) -> None:
             CommonwealWarning,
             stacklevel=2,
         )
+
+
+def _lock_now(handle: int) -> None:
+    """Lock a file until its handle is closed; `BlockingIOError` where another process has it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    import msvcrt
+
+    os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(*error.args) from None
+    finally:
+        os.lseek(handle, 0, os.SEEK_SET)

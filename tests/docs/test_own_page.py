@@ -45,7 +45,7 @@ def test_the_page_of_own_parts(
     for command in COMMANDS:
         capsys.readouterr()
         printed[command] = call(command, capsys)
-    assert len(printed) == 25
+    assert len(printed) == 24
     check(DOCS / "own.md", printed)
     assert "('no', 'yes')" in printed["python in_python.py"]
     assert list(Path("runs").glob("patients-fedavg*")) and Path("card.md").exists()

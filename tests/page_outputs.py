@@ -1,4 +1,4 @@
-"""What the commands and snippets of a page print, as the page shows it.
+"""What the commands and snippets of a page print, as the page shows it, at 80 columns.
 
 A block of text after a command or a snippet, under `<!-- prints -->`, has what it prints, and under
 `<!-- prints 1-3 7- -->` these lines of it, with `...` where lines are left out. `make outputs`

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from commonweal import cli
+from commonweal.app.commands import console
 from own_table import write
 from page_outputs import check
 
@@ -34,6 +35,7 @@ def test_the_page_of_own_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console.out, "width", 80)
     write(tmp_path)
     for language, text in BLOCKS:
         name = re.match(r"# (\w+\.py)\n", text)
@@ -56,6 +58,7 @@ def test_the_page_about_ones_own_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console.out, "width", 80)
     page = (DOCS / "write.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```$", page, re.M | re.S)
     assert len(blocks) == 8

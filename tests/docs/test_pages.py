@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from commonweal import cli
+from commonweal.app.commands import console
 from commonweal.data.sources.files import find_file
 from own_table import write
 from page_outputs import check, same, selected, shown
@@ -193,6 +194,7 @@ def test_every_command_and_snippet_runs(
     if page.name in ELSEWHERE:
         pytest.skip(f"run by {ELSEWHERE[page.name]}")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console.out, "width", 80)
     monkeypatch.syspath_prepend(str(tmp_path))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     write(tmp_path)

@@ -34,7 +34,7 @@ BEFORE = {
     ],
 }
 NOT_RUN = {
-    r"pip install|python3? -m (venv|pip|build)|py -m venv|\. \.venv|\.venv": "it installs",
+    r"pip install|python3? -m (venv|pip|build|twine)|py -m venv|\. \.venv|\.venv": "it installs",
     r"make ": "tested by .ci/run, or takes minutes",
     r"flwr |flower-superlink|flower-supernode": "real processes: tests/flower/test_deployment.py",
     r"commonweal fit patients": "it takes minutes: tests/app/commands, tests/docs/test_own_page.py",

@@ -38,7 +38,6 @@ NOT_RUN = {
     r"make ": "tested by .ci/run, or takes minutes",
     r"flwr |flower-superlink|flower-supernode": "real processes: tests/flower/test_deployment.py",
     r"commonweal fit patients": "it takes minutes: tests/app/commands, tests/docs/test_own_page.py",
-    r"commonweal estimates": "it needs more than two rounds: tests/protocols/test_glm.py",
     r"commonweal withdraw .*--verify": "files are left: tests/study/test_withdrawal.py",
     r"commonweal ui": "it serves until it is stopped: tests/app/ui",
     r"commonweal data get": "it downloads: tests/datasets/test_download.py",
@@ -111,8 +110,8 @@ def shortened(command: str) -> list[str]:
     arguments = shlex.split(command)[1:]
     if arguments[0] == "demo":
         return ["demo", "--seeds", "1", "--rounds", "2"]
-    if arguments[0] not in TRAINING or len(arguments) == 1:
-        return arguments
+    if arguments[0] not in TRAINING or len(arguments) == 1 or "algorithm=glm" in arguments:
+        return arguments  # `estimates` refuses a regression that has not converged
     kept = [a for a in arguments if not re.match(r"(rounds|evaluate_every|patience)=", a)]
     changes = ["rounds=2", "evaluate_every=1"]
     short = [*kept[:2], *changes, *kept[2:]]

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'commonweal[flower]'")
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common import bytes_to_ndarray
 
 from commonweal.base.errors import ConfigError, DataError
@@ -56,7 +56,7 @@ class Watched(LocalGrid):
         stage = str(config.get("stage", f"plain {request['purpose']}"))
         client = list(self.nodes).index(message.metadata.dst_node_id)
         if client in self.dropping.get(stage, []):
-            return None
+            return Message(Error(5, "Node unavailable"), reply_to=message)
         if self.change is not None:
             self.change(stage, client, message)
         reply = super().answer(message)
@@ -81,7 +81,7 @@ def experiment(**parts: Any) -> Experiment:
 
 
 def run(grid: Watched, given: Experiment, folder: Path) -> Record:
-    run_on(grid, given, folder, nodes=len(grid.nodes), timeout=1.0)
+    run_on(grid, given, folder, nodes=len(grid.nodes), timeout=60.0)
     return Record.read(folder)
 
 
@@ -255,7 +255,7 @@ def random_values(count: int, seed: int = 0) -> dict[int, Tensors]:
     rng = np.random.default_rng(seed)
     values: dict[int, Tensors] = {}
     for node in rng.integers(0, 2**62, count).tolist():
-        scale = 10.0 ** rng.integers(-6, 6)
+        scale = 10.0 ** rng.integers(-6, 2)
         values[node + 2**63] = {
             "float": torch.tensor(scale * rng.normal(size=(1, 3, 2))),
             "single": torch.tensor(rng.normal(size=(1, 4)), dtype=torch.float32),

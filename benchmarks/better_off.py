@@ -400,13 +400,21 @@ def _gains(
     for federation, own in results.items():
         cells = []
         for name in methods:
+            if name not in own:  # trees are for tables
+                cells.append("")
+                continue
             gain, half = own[name]["gain"], own[name]["half"]
             mark = "*" if abs(gain) > half else ""
             equal = np.isnan(half)  # every sample has the same score as with local training
             cells.append("equal" if equal else f"{gain:+.1f} ± {half:.1f}{mark}")
         yield f"| {_marked(federation)} | " + " | ".join(cells) + " |"
-    means = (np.mean([own[name]["gain"] for own in scored.values()]) for name in methods)
+    means = (np.mean(_of(scored, name, "gain")) for name in methods)
     yield "| mean | " + " | ".join(f"{gain:+.1f}" for gain in means) + " |"
+
+
+def _of(results: Mapping[str, Mapping[str, Line]], name: str, key: str) -> list[float]:
+    """A number of a method, of the federations that have the method."""
+    return [own[name][key] for own in results.values() if name in own]
 
 
 def _losers(
@@ -419,11 +427,14 @@ def _losers(
     for federation, own in results.items():
         cells = []
         for name in methods:
-            line = own[name]
+            line = own.get(name)
+            if line is None:
+                cells.append("")
+                continue
             cells.append(f"{line['harmed']:.0f} % · {line['better']:.0f} · {line['worse']:.0f}")
         yield f"| {federation} | " + " | ".join(cells) + " |"
     for key, words in (("harmed", "mean"), ("harmed large", f"mean, {LARGE} test samples or more")):
-        shares = [np.nanmean([own[name][key] for own in scored.values()]) for name in methods]
+        shares = [np.nanmean(_of(scored, name, key)) for name in methods]
         yield f"| {words} | " + " | ".join(f"{share:.1f} %" for share in shares) + " |"
 
 
@@ -433,8 +444,9 @@ def _kept(scored: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
     best = [max(0.0, *(own[name]["gain"] for name in single)) for own in scored.values()]
     yield f"Best candidate of each federation, or local training: {np.mean(best):+.2f} points."
     for name in ("blend", *GIVEN):
-        gain = np.mean([own[name]["gain"] for own in scored.values()])
-        yield f"{name}: {gain:+.2f} points, {100 * gain / np.mean(best):.0f} % of that."
+        gain = np.mean(_of(scored, name, "gain"))
+        part = f", {100 * gain / np.mean(best):.0f} % of that" if any(best) else ""
+        yield f"{name}: {gain:+.2f} points{part}."
 
 
 def _scores(results: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
@@ -442,7 +454,8 @@ def _scores(results: Mapping[str, Mapping[str, Line]]) -> Iterator[str]:
     yield from _header("federation", ["clients", "samples", *methods])
     for federation, own in results.items():
         counts = [f"{own[LOCAL]['clients']:.0f}", f"{own[LOCAL]['samples']:.0f}"]
-        cells = [f"{own[name]['mean']:.1f} / {own[name]['worst']:.1f}" for name in methods]
+        known = [own.get(name) for name in methods]
+        cells = ["" if x is None else f"{x['mean']:.1f} / {x['worst']:.1f}" for x in known]
         yield f"| {federation} | " + " | ".join([*counts, *cells]) + " |"
 
 
@@ -482,7 +495,7 @@ def measured(
     for methods in (MAIN,) if options.main else (MAIN, MORE):
         for name, settings in plan.items():
             known = dict(results.get(name, {}))
-            if known.keys() >= {*methods}:
+            if known.keys() >= {*methods} - {*TREES}:
                 continue
             clock = time.strftime("%H:%M:%S")
             print(f"{clock} {name}: {', '.join(methods)}", file=sys.stderr, flush=True)

@@ -44,7 +44,7 @@ VARIANTS: list[Case] = [  # with another state, or another way to the weights, t
     ("adafed", {"loss": "after"}),
     ("adafed", {"scale": "theorem"}),
     ("afl", {"absent": "last"}),
-    ("afl", {"absent": "zero", "radius": 0.5}),
+    ("afl", {"absent": "zero", "radius": 1.5}),
     ("afl", {"optimistic": True, "mu": 0.1}),
     ("cvar", {"share": False, "theta": 0.8}),
     ("directions", {"method": "imtl-g"}),

@@ -348,6 +348,11 @@ def test_every_algorithm_runs_with_two_threads(name: str) -> None:
     if name == "boosting":
         data = federation(FEW, (6,))
         task = Task(trees((6,), data.outputs, rounds=2))
+    if name == "glm":
+        x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+        label = (x[:, 0] + torch.arange(60) % 3 > 1).long()
+        data = Federation.from_arrays(x, label, client=[f"c{k % 4}" for k in range(60)])
+        task = Task(torch.nn.Linear(6, 2))
     sampler = {"sampler": "poisson"} if name == "private" else {}
     algorithm = {"name": name} | ALGORITHMS.get(name, {})
     same_with_two_threads(task, data, algorithm=algorithm, **sampler)

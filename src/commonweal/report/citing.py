@@ -13,7 +13,9 @@ OURS = f"""@software{{commonweal,
   title = {{Commonweal: federated learning that leaves no client behind}},
   version = {{{__version__}}}}}"""
 # Parts that have no publication but this one.
-OWN = frozenset({"rules:guarded", "clients:alone", "clients:blend", "clients:choice"})
+OWN = frozenset(
+    {"rules:guarded", *(f"clients:{name}" for name in ("alone", "blend", "choice", "recalibrate"))}
+)
 KEYWORDS = re.compile(r" keywords = \{([^}]*)\},")
 
 

@@ -65,7 +65,7 @@ def test_a_table_becomes_a_model_for_each_client_also_after_an_interruption(
 
     assert (folder / "alone/seed-0/rounds.jsonl").stat().st_mtime_ns == before  # not run again
     records = Record.find(folder)
-    assert len(records) == 12 and all(record.finished for record in records)
+    assert len(records) == 14 and all(record.finished for record in records)
     unfinished: list[Cell] = []
 
     def check(plan: Sequence[Cell]) -> dict[Path, str]:
@@ -130,7 +130,7 @@ def test_a_later_call_continues_with_all_settings_of_the_first(
     assert tree["dataset"]["drop"] == ["ward", "creatinine"]
     assert tree["fit"]["seeds"] == 2
     before = written_at(tmp_path)
-    assert len(before) == 24
+    assert len(before) == 28
     command("fit", "patients.csv")
     assert written_at(tmp_path) == before and toml_of(tmp_path) == tree
     command(*call, "-q")
@@ -142,7 +142,7 @@ def test_a_later_call_continues_with_all_settings_of_the_first(
     command("fit", "patients.csv", "rounds=1", "--force", "-q")
     tree = toml_of(tmp_path)
     assert (tree["rounds"], tree["client"]["lr"]) == (1, 0.2)
-    assert len(written_at(tmp_path)) == 24 and not written_at(tmp_path).items() & before.items()
+    assert len(written_at(tmp_path)) == 28 and not written_at(tmp_path).items() & before.items()
 
 
 def test_another_label_replaces_runs_that_are_not_finished(
@@ -170,7 +170,7 @@ def test_runs_that_another_process_is_at_are_not_removed(command: Command, tmp_p
     command(*FIT, "-q")
     with locked(folder / "blend/seed-1/refit"), pytest.raises(LockedError):
         command("fit", "patients.csv", "--label", "smoker", "--force")
-    assert len(Record.find(folder)) == 12
+    assert len(Record.find(folder)) == 14
 
 
 def test_the_time_that_there_was_is_kept(

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 import commonweal
 from command_helpers import TEXT, Command, python, refusal
 from commonweal.report import listing
@@ -126,7 +128,8 @@ def test_help_joins_the_lines_of_a_paragraph_and_loses_no_word(command: Command)
     assert "runs/FILE-compare." in " ".join(lines)
 
 
-def test_nothing_is_cropped_in_a_file(tmp_path: Path) -> None:
+def test_nothing_is_cropped_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     done = python("-m", "commonweal", "list", "rules", cwd=tmp_path)
     assert "…" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) > 100

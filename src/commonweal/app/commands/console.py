@@ -31,6 +31,11 @@ def print_text(text: str) -> None:
     out.print(shown(text, lines=True), markup=False)
 
 
+def print_command(text: str) -> None:
+    """Print a command to the standard output, unwrapped, so that it can be copied."""
+    out.print(shown(text, lines=True), markup=False, soft_wrap=True)
+
+
 @contextmanager
 def stoppable(
     next_step: str = "every finished round is saved: the same command continues from there",

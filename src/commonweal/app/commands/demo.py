@@ -61,6 +61,5 @@ def demo(
     for named in seen.named:
         console.print_text(str(named))
     console.print_text(f"The figure is {folder / 'students.png'} (and .svg). Next steps:")
-    console.print_text(f"  commonweal report {folder}")
-    console.print_text(f"  commonweal run {file} {' '.join(BLEND)}")
-    console.print_text("  commonweal fit your-table.csv")
+    for step in (f"report {folder}", f"run {file} {' '.join(BLEND)}", "fit your-table.csv"):
+        console.print_command(f"  commonweal {step}")

@@ -31,6 +31,7 @@ EXTRAS = {
     "directions": "the rule directions",
     "dp": "private runs: the accounting of differential privacy",
     "onnx": "commonweal export --to onnx",
+    "text": "language models with adapters, by transformers and peft",
 }
 
 

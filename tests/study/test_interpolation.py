@@ -255,7 +255,7 @@ def test_the_line_of_models_with_batchnorm(name: str) -> None:
             at = ((1 - point / 10) * w + point / 10 * state["own"])[:n]
             weight, bias = at[:24].view(6, 4), at[24:30]
             hidden = rows @ weight.T + bias
-            model = torch.cat([at, hidden.mean(0), hidden.var(0)])
+            model = torch.cat([at, hidden.mean(0), hidden.var(0), torch.ones(1)])
             assert float(curve.scores[k, point]) == pytest.approx(accuracy(job, model, k))
 
 

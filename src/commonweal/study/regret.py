@@ -23,9 +23,11 @@ from commonweal.config import catalog
 from commonweal.jobs.job import with_local_losses
 from commonweal.record.record import Record
 from commonweal.rules.online import doubly_robust
-from commonweal.rules.rule import Reports, Rule
+from commonweal.rules.rule import Need, Reports, Rule
 from commonweal.rules.simplex import best_fixed
 from commonweal.study.curves import reported_losses
+
+LOSSES: frozenset[Need] = frozenset({"size", "loss", "nonnegative_loss"})  # known of a run
 
 
 class Regret(NamedTuple):
@@ -79,7 +81,7 @@ def _of_cohorts(record: Record, rule: Rule, clients: int, points: int) -> Regret
             _refuse_cohorts(record)
         decision = rule.distribution(state, clients)
         response = rule.cohort_response(reported, clients)
-        if decision is None or response is None or not rule.needs <= {"size", "loss"}:
+        if decision is None or response is None or not rule.needs <= LOSSES:
             _refuse_cohorts(record)
         decisions.append(decision)
         responses.append(doubly_robust(response.double(), index, clients))

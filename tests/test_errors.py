@@ -20,7 +20,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         if isinstance(c, type) and issubclass(c, CommonwealError)
     }
     kinds = {"ConfigError", "DataError", "DivergedError", "EncodingError", "LockedError"}
-    kinds |= {"RankError", "RunError", "TrustError"}
+    kinds |= {"PolicyError", "RankError", "RunError", "TrustError"}
     assert tree == {"CommonwealError", *kinds}
     assert all(name in (errors.__doc__ or "") for name in tree)
 

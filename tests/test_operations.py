@@ -32,7 +32,7 @@ MOST = {
     ("mlp", "superfed-mm", "fedavg"): 519,
     ("mlp", "fedrep", "fedavg"): 780,
     ("cnn", "sgd", "fedavg"): 1580,
-    ("cnn", "sgd", "aaggff-s"): 1765,
+    ("cnn", "sgd", "aaggff-s"): 1782,
     ("cnn", "fedrep", "fedavg"): 13644,
 }
 

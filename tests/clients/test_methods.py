@@ -532,7 +532,7 @@ def test_gradients_against_finite_differences(name: str) -> None:
     method, generator = client(name), torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64) / 2
+        return torch.randn(shape, generator=generator, dtype=torch.float64) / 2
 
     message = sent(T, 3) | {"w": random(D), "c": random(D), "mean": torch.tensor(0.7)}
     state = {}

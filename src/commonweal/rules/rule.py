@@ -47,6 +47,7 @@ COLUMNS = {  # of reports, and what one value is called where it must be finite
 }
 # Of rules that compare losses by their ratios, which mean nothing below 0.
 RATIOS: frozenset[Need] = frozenset({"size", "loss", "nonnegative_loss"})
+MOST_CLIENTS = (1 << 63) - 1  # that ids of 64 bits can name
 BLOCK = 1 << 14  # columns of the updates that are held in float64 at a time: they fit a cache
 
 
@@ -80,7 +81,7 @@ class Reports:
     checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        expect_int("Reports clients", self.clients, least=1)
+        expect_int("Reports clients", self.clients, least=1, most=MOST_CLIENTS)
         columns = self.tensors
         _check_shapes(columns)
         last = self.clients - 1

@@ -264,14 +264,18 @@ class LocalTraining(Client):
             folds = _folds(first.client(client), own)
             tested = _joined([fold.tested for fold in folds])
             mixture = Mixture(torch.empty(0), torch.empty(0))
+            # Of few samples, the network's outputs are known for a part of the tested ones only.
+            begins = ask.task.is_network and len(folds) == 1
+            if begins:
+                mixture = mixture.joined(ask.task, ask.outputs(states["best"][k], own), own)
             for kind in kinds:
                 vector, predicted = _fitted(ask.task, kind, folds, whole.client(client), draws)
                 vectors[kind].append(vector)
                 mixture = mixture.joined(ask.task, predicted, tested)
             mixture = mixture._replace(outputs=mixture.outputs[: len(own.y)])
-            if ask.task.is_network:
+            if ask.task.is_network and not begins:
                 mixture = mixture.joined(ask.task, ask.outputs(states["best"][k], own), own)
-            weights.append(mixture.shares[: len(kinds)])
+            weights.append(mixture.shares[1:] if begins else mixture.shares[: len(kinds)])
             outputs.append(mixture.outputs)
         # Where no round is left for the validation samples, the best network goes on with them.
         goes_on = goes_on & (self.scouted(ask.rounds) < ask.rounds)

@@ -363,7 +363,9 @@ def moved(federation: Federation, **parts: Any) -> tuple[float, float]:
     return float((after["weight"] - weight).norm()), float((after["bias"] - bias).norm())
 
 
-@cases("name", [n for n in catalog.entries("algorithms") if n not in (*SYNTHETIC, "boosting", "glm")])
+@cases(
+    "name", [n for n in catalog.entries("algorithms") if n not in (*SYNTHETIC, "boosting", "glm")]
+)
 def test_every_algorithm_trains_on_transformed_batches(name: str) -> None:
     """The weight of a linear model gets no gradient from inputs of 0; its bias does."""
     federation = Federation.from_datasets(clients(), transform=without_inputs)

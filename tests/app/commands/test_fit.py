@@ -77,7 +77,10 @@ def test_a_table_becomes_a_model_for_each_client_also_after_an_interruption(
     text = " ".join(printed.split())
     saved = choose(folder).verdict
     assert saved in text and saved.startswith(("Joining", "Whether joining"))
-    assert "all clients get blend" in text and "trained on 80 % of the samples" in text
+    assert (
+        "all clients get boosting blend in 1 of 2 seeds" in text
+        and "trained on 80 % of the samples" in text
+    )
     assert "blend: what clients predict with, by mean weight: " in text and " forest " in text
     for name in ("Aachen", "Bonn", "Ulm"):
         assert name in text

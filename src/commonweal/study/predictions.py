@@ -74,7 +74,7 @@ def predictions(
 
 
 def _check(record: Record) -> None:
-    """Raise RunError where predictions of single samples are not to be had."""
+    """Raise RunError where predictions of single samples are not available."""
     where = repr(str(record.folder))
     if record.facts.privacy is not None:
         raise RunError(f"{where} is private: predictions of single samples are outside its promise")

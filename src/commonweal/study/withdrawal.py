@@ -60,8 +60,8 @@ def withdraw(client: str, old: Path, new: Path, places: Sequence[Path]) -> Withd
     check_without(client, new)
     derived = {path for place in places for path in _derived(old, new, place)}
     # Exports have their own preprocessing, which is of all clients' rows, next to the model.
-    beside = {path.with_name(PREPARATION) for path in derived}
-    derived |= {path for path in beside if path.is_file()}
+    preprocessing = {path.with_name(PREPARATION) for path in derived}
+    derived |= {path for path in preprocessing if path.is_file()}
     deleted = []
     for path in (old / CHECKPOINT, *sorted((old / STATES).glob("*"))):
         if path.is_file():
